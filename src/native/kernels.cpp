@@ -125,9 +125,10 @@ void narrow_row(const Rows& rows, int t) {
     Spilled* const spilled = rows.spilled + t * rows.most_spilled();
     int n = 0;
     for (int k = 0; k < rows.padded; k += 32)
-        for (uint32_t full = V::narrow(x + k, out + k, kNarrowSum); full; full &= full - 1) {  // a bit for two words
+        for (uint32_t full = V::take_fitting(x + k, out + k, kNarrowSum); full; full &= full - 1) {  // a bit for two words
             const int at = k / 4 + 2 * __builtin_ctz(full);
-            n += spill(x + 4 * at + 4, at + 1, spilled + n);  // the first one stays, if it fits alone
+            n += spill(x + 4 * at + 4, at + 1, spilled + n);
+            // The first one stays if it fits alone, and what was written of it does not count.
             int8_t* first = out + 4 * at;
             if (const int more = spill(first, at, spilled + n); more == 2) n += more, std::memset(first, 0, 4);
         }

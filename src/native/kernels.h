@@ -38,7 +38,7 @@ struct Rows {
     int groups = 0;          // K/32 where each 32 have a scale, or else 1
     int padded = 0;          // K in whole groups of 32
     float* turned = nullptr;  // [padded], of one thread: the row that was converted last, before it was rounded
-    // Where an instruction set sums bytes in 16 bits (Kernels::narrow), and tokens are more than one: the integers without those
+    // Where an instruction set sums bytes in 16 bits (Kernels::sums_narrow), and tokens are kLeastNarrow or more: the integers without those
     // whose products would not fit, and these, which are zeros there. See narrow.inl.
     uint8_t* narrow = nullptr;         // [T], `stride` apart
     Spilled* spilled = nullptr;        // [T][most_spilled()]
@@ -126,6 +126,7 @@ struct Output {
     }
 };
 
+constexpr int kLeastNarrow = 5;  // tokens; fewer wait for memory, which what goes apart leaves idle
 constexpr int kTileTokens = 6;  // the most that a register tile holds, in any instruction set
 constexpr int kSpan = 256;     // keys whose scores are taken together, aligned to absolute positions
 
@@ -150,7 +151,7 @@ struct Kernels {
     const char* name;
     int attention_rows;
     bool rank_words;  // RankCodes are to be words
-    bool narrow;      // Rows::narrow is wanted of several tokens
+    bool sums_narrow;  // Rows::narrow is wanted of kLeastNarrow tokens and more
 
     // Panels [begin, end), counted in half panels of 32 rows, times `tokens` rows.
     void (*matmul)(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out);

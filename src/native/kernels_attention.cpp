@@ -79,15 +79,14 @@ struct OpOfPairs : OpF32 {
     }
 };
 
-// acc += `steps` steps of a panel, from the first of R vectors on, times operands.
+// acc += `steps` steps of a panel, at most 64 numbers, from the first of R vectors on, times operands.
 template <class Op, int R, int T>
 PRONK_INLINE void accumulate_operands(const uint8_t* w, const float* x, size_t stride, int steps, F (&acc)[T][R]) {
     if constexpr (kWidened<Op, T>) {
-        for (; steps > 0; steps -= kPanelRows / 2, x += kPanelRows / 2)
-            for (int step = 0; step < (steps < kPanelRows / 2 ? steps : kPanelRows / 2); ++step, w += kVectors * Op::vector, ++x) {
-                accumulate<OpOfPairs<S, false>, R, T>(w, (const uint8_t*)x, stride * sizeof(float), 1, acc);
-                accumulate<OpOfPairs<S, true>, R, T>(w, (const uint8_t*)(x + kPanelRows / 2), stride * sizeof(float), 1, acc);
-            }
+        for (int step = 0; step < steps; ++step, w += kVectors * Op::vector, ++x) {
+            accumulate<OpOfPairs<S, false>, R, T>(w, (const uint8_t*)x, stride * sizeof(float), 1, acc);
+            accumulate<OpOfPairs<S, true>, R, T>(w, (const uint8_t*)(x + kPanelRows / 2), stride * sizeof(float), 1, acc);
+        }
     } else {
         accumulate<Op, R, T>(w, (const uint8_t*)x, stride * sizeof(float), steps, acc);
     }
@@ -110,7 +109,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
 
     for (int t = 0; t < T; ++t) {
         if constexpr (type.turned) {
-            float* row = type.group ? q + t * dp : span;
+            float* row = type.group ? q + t * dp : span;  // of which nothing is wanted yet
             for (int i = 0; i < d; ++i) row[i] = task.q[t][i] * task.scale;
             turn_blocks(row, d, turned_together(d), row);
             if constexpr (type.group) sum_groups(row, d, sums + t * (dp / kSumsOf));

@@ -154,12 +154,12 @@ void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vect
     for (int v = first; v < first + vectors; v += R) Tiles::template tile<T, R>(w, panel, v, x, out + v * 16);
 }
 
-// y [tokens][64] of some rows of a panel, each number as the format's kernels sum it up.
 template <Format kFormat>
 constexpr bool kNarrows = S::sums_narrow && traits(kFormat).scales == Scales::row;
 
+// y [tokens][64] of some rows of a panel, each number as the format's kernels sum it up.
 template <Format kFormat>
-constexpr int kAtOnce = traits(kFormat).planes || Widens<kFormat> || kNarrows<kFormat> ? kTokensAtOnce : tile_tokens(1);
+constexpr int kAtOnce = traits(kFormat).planes || Widens<kFormat> ? kTokensAtOnce : tile_tokens(1);
 
 template <Format kFormat>
 void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows& x, int tokens, bool last, float* y) {
@@ -169,7 +169,7 @@ void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows&
     } else {
         using Tiles = typename TilesOf<kFormat>::type;
         if constexpr (kNarrows<kFormat>) {
-            if (tokens > 1 && x.narrow) return narrow_of_panel<S>(data, traits(kFormat).padded(w.cols), first, vectors, x, tokens, y);
+            if (tokens >= kLeastNarrow && x.narrow && mostly_fit(x, tokens)) return narrow_of_panel<S>(data, traits(kFormat).padded(w.cols), first, vectors, x, tokens, y);
         }
         if constexpr (Widens<kFormat>) {
             using Wide = typename WideOf<kFormat>::type;

@@ -100,7 +100,7 @@ void Model::prepare(const Batch& batch, int head_rows) {
         s.own_u[i].reserve(s.ranks);
     }
     for (const ActivationTraits& format : kActivations)
-        if (const int of = static_cast<int>(format.id); used[of]) s.shared[of].reserve(format.id, std::max({t, 2 * batch.rows, 2 * head_rows}), widest, kernel.narrow);
+        if (const int of = static_cast<int>(format.id); used[of]) s.shared[of].reserve(format.id, std::max({t, 2 * batch.rows, 2 * head_rows}), widest, kernel.sums_narrow);
     s.number(batch, config, kernel.attention_rows);
     const size_t linears = layers.size() * 4 + 1;
     if (s.linears < linears) s.outliers_used = std::make_unique<std::atomic<int>[]>(linears), s.linears = linears;

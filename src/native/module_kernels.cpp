@@ -40,7 +40,7 @@ void matmul(PyMatrix& w, const FloatRows& x, const FloatsOut& out, bool add, con
     if (add && w.pairs) refuse("SwiGLU is stored, not added");
     const ActivationFormat format = traits(w.matrix.format).activations;
     RowsBuffer buffer;
-    buffer.reserve(format, static_cast<int>(tokens), w.matrix.cols, kernel.narrow && tokens > 1);
+    buffer.reserve(format, static_cast<int>(tokens), w.matrix.cols, kernel.sums_narrow && tokens >= kLeastNarrow);
     const Rows rows = buffer.rows(format, w.matrix.cols, outlier_rule(int8_threshold, int8_outliers));
     for (int64_t t = 0; t < tokens; ++t)
         kernel.convert(x.data() + t * w.matrix.cols, w.matrix.cols, rows, static_cast<int>(t));

@@ -1,4 +1,4 @@
-// Products of several tokens in int8 where an instruction set sums bytes in 16 bits alone (VPMADDUBSW). Part of kernels_matmul.cpp.
+// Products of kLeastNarrow tokens and more in int8 where an instruction set sums bytes in 16 bits alone (VPMADDUBSW). Part of kernels_matmul.cpp.
 //
 // Weights are w + 128, so that four products, two of each of two words, fit in 16 bits where what x has over 0 among them is 128 at
 // most, and what it has under 0 too. Most are so, for rows are turned, or without their outliers. Words that are not are zeros in
@@ -6,6 +6,13 @@
 // any other way.
 
 constexpr int kNarrowTokens = 6, kNarrowColumns = 128;  // of a tile; at once
+
+// Whether so little goes apart that the rest is worth it: there are rows of which all does, such as what rounding leaves of others.
+PRONK_INLINE bool mostly_fit(const Rows& x, int tokens) {
+    int64_t words = 0;
+    for (int t = 0; t < tokens; ++t) words += x.spilled_count[t];
+    return 10 * words <= static_cast<int64_t>(tokens) * x.padded;  // 0.4 of them
+}
 
 // sums += `columns` columns, two words at a time.
 template <class V, int T, int R>

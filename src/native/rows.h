@@ -39,7 +39,8 @@ struct RowsBuffer {
 
     // Without any outliers in them.
     Rows rows(ActivationFormat format, int cols, const OutlierRule& rule);
-    void reserve(ActivationFormat format, int tokens, int cols, bool narrow);  // narrow: Kernels::narrow; throws std::bad_alloc
+    // narrowed: with room for Rows::narrow, always or never. Throws std::bad_alloc.
+    void reserve(ActivationFormat format, int tokens, int cols, bool narrowed);
 };
 
 // What rounding left of row t, which was converted last: x - row, [cols].

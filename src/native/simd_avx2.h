@@ -172,16 +172,16 @@ struct Simd {
         const __m256i b = _mm256_add_epi16(_mm256_maddubs_epi16(w.b, x.b), _mm256_maddubs_epi16(v.b, y.b));
         return {narrow_sum(acc.a, a), narrow_sum(acc.b, b)};
     }
-    // 32 signed bytes, each eight without the last four where they are over `most` together: of two pairs, one of either half, what is
-    // over 0, or under it. Bit i: of the i-th eight.
-    PRONK_INLINE uint32_t narrow(const void* p, void* out, int most) {
+    // 32 signed bytes as four times two words. Bits of those that do not fit, whose second word `out` has as a zero: of the first two
+    // numbers of both words, or of the last two, what is over 0 is over `most` together, or what is under 0 is under -most.
+    PRONK_INLINE uint32_t take_fitting(const void* p, void* out, int most) {
         const __m256i x = _mm256_loadu_si256((const __m256i*)p), zero = _mm256_setzero_si256(), ones = _mm256_set1_epi8(1);
-        const auto sums = [=](__m256i over) {
-            const __m256i pairs = _mm256_maddubs_epi16(_mm256_max_epi8(over, zero), ones);
+        const auto sums = [=](__m256i numbers) {
+            const __m256i pairs = _mm256_maddubs_epi16(_mm256_max_epi8(numbers, zero), ones);
             return _mm256_add_epi16(pairs, _mm256_srli_epi64(pairs, 32));
         };
         const __m256i largest = _mm256_max_epi16(sums(x), sums(_mm256_sub_epi8(zero, x)));
-        const __m256i over = _mm256_cmpgt_epi16(largest, _mm256_set1_epi16((short)most));  // in the low half of each eight
+        const __m256i over = _mm256_cmpgt_epi16(largest, _mm256_set1_epi16((short)most));  // in the low half of two words
         const __m256i last = _mm256_andnot_si256(_mm256_cmpeq_epi32(_mm256_slli_epi64(over, 32), zero), _mm256_set1_epi64x((long long)0xffffffff00000000));
         _mm256_storeu_si256((__m256i*)out, _mm256_andnot_si256(last, x));
         return (uint32_t)_mm256_movemask_pd(_mm256_castsi256_pd(last));

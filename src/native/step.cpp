@@ -115,6 +115,7 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
         if (wanted[index]) continue;
         wanted[index] = true, rows[index] = buffers[index].rows(format, cols, model.outlier_rule);
         if (alone) continue;
+        if (linear.tokens * parts < kLeastNarrow) rows[index].narrow = nullptr;
         // All threads fill the same rows; each makes what goes there in memory of its own.
         const Rows mine = scratch.own[worker.thread][index].rows(format, cols, model.outlier_rule);
         rows[index].turned = mine.turned;

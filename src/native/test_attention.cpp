@@ -125,7 +125,7 @@ int main() {
         std::printf("%s\n", kernel->name);
         for (const KVTraits& type : kKVTypes) test_overflow(*kernel, type.id);
         for (const KVTraits& type : kKVTypes)
-            for (int head_dim : {2, 6, 16, 50, 64, 80, 128})
+            for (int head_dim : {2, 6, 16, 50, 64, 80, 128, 130})
                 for (int count : {1, 63, 64, 65, 255, 256, 257, between(1, 900)})
                     test(*kernel, type.id, head_dim, count);
     }

@@ -35,7 +35,7 @@ struct Activations {
     std::vector<double> value;  // [T][K], turned where the format is
 
     Activations(const Kernels& kernel, ActivationFormat format, const std::vector<float>& x, int tokens, int cols, OutlierRule rule = {}) {
-        buffer.reserve(format, tokens, cols, kernel.narrow);
+        buffer.reserve(format, tokens, cols, kernel.sums_narrow && between(0, 3));  // both ways give the same bits
         rows = buffer.rows(format, cols, rule);
         for (int t = 0; t < tokens; ++t) kernel.convert(x.data() + (size_t)t * cols, cols, rows, t);
         for (int t = 0; t < tokens; ++t) {

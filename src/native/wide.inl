@@ -71,6 +71,9 @@ constexpr int kWideTokens = 5;  // of a tile: two vectors of weights are in regi
 
 template <Format kFormat>
 struct WideOf;
+template <Format kFormat>
+    requires(traits(kFormat).scales == Scales::row && S::widens_bytes)
+struct WideOf<kFormat> : std::type_identity<WideBytes<S, 64>> {};
 template <Format kFormat>  // bf16, whose weights lie in pairs of columns
     requires(traits(kFormat).columns == 2 && S::widens_pairs)
 struct WideOf<kFormat> : std::type_identity<WidePairs<S, 64>> {};
@@ -80,12 +83,16 @@ concept Widens = requires { typename WideOf<kFormat>::type; };
 // y [tokens][64] of some rows of a panel.
 template <class Wide>
 void wide_of_panel(const uint8_t* panel, int cols, int first, int vectors, const Rows& x, int tokens, float* y) {
+    constexpr bool row_scales = std::is_same_v<typename Wide::Number, int16_t>;
     using Op = typename Wide::Op;
     using Acc = typename Op::Acc;
     alignas(64) typename Wide::Number numbers[kTokensAtOnce][Wide::columns];
     Acc acc[kTokensAtOnce * kVectors];
     for (int t = 0; t < tokens; ++t)
-        for (int v = first; v < first + vectors; ++v) acc[t * kVectors + v] = S::zero();
+        for (int v = first; v < first + vectors; ++v) {
+            if constexpr (row_scales) acc[t * kVectors + v] = S::set_int(-traits(Format::int8).offset * x.sum[t]);
+            else acc[t * kVectors + v] = S::zero();
+        }
     for (int from = 0, count; from < cols; from += count) {
         count = cols - from < Wide::columns ? cols - from : Wide::columns;
         const uint8_t* part = panel + (size_t)from * Wide::bytes * kPanelRows;
@@ -106,8 +113,14 @@ void wide_of_panel(const uint8_t* panel, int cols, int first, int vectors, const
             }
         });
     }
+    const float* scale = (const float*)(panel + (size_t)cols * kPanelRows);
     for (int t = 0; t < tokens; ++t)
-        for (int v = first; v < first + vectors; ++v) S::store(y + t * kPanelRows + v * 16, acc[t * kVectors + v]);
+        for (int v = first; v < first + vectors; ++v) {
+            const Acc sum = acc[t * kVectors + v];
+            if constexpr (row_scales)
+                S::store(y + t * kPanelRows + v * 16, S::mul(S::mul(S::to_float(sum), S::set(x.scale[t])), S::load(scale + v * 16)));
+            else S::store(y + t * kPanelRows + v * 16, sum);
+        }
 }
 
 // y [tokens][64] += groups [from, to) of codes that are bytes, each group with a scale; sums of floats stay in y, for there are no

@@ -63,7 +63,8 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(model: str, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--to", "q5"], 1, "'q5' is no scheme"),
+        (["--to", "q5"], 2, "'q5' is not one of 'auto', 'f32'"),
+        (["--against", "q5"], 2, "'q5' is not one of 'auto', 'f32'"),
         (["--prefill", "64,x"], 2, "is no list of lengths"),
         (["--resume", "--overwrite"], 2, "choose one"),
         (["--out", "/dev/null/report"], 1, "a report cannot be written there"),

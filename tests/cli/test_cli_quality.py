@@ -92,6 +92,13 @@ def test_perplexity_says_its_protocol(run: Run, model: str, text: str) -> None:
     assert "unknown: there is one window only" in alone
 
 
+@pytest.mark.parametrize("verb", ["perplexity", "divergence"])
+def test_who_asks_for_more_windows_than_there_are_is_told(run: Run, model: str, text: str, verb: str) -> None:
+    common = (verb, model, "--text", text, "--ctx", "64", *(["--quantize", "q8"] if verb == "divergence" else []), *CPU)
+    assert "--windows 9: the text has 4, all of which are measured" in run(*common, "--windows", "9").stderr
+    assert "--windows" not in run(*common, "--windows", "4").stderr + run(*common).stderr  # a default asks for nothing
+
+
 def test_the_text_that_comes_with_pronk(run: Run, model: str) -> None:
     found = json.loads(run("perplexity", model, "--ctx", "64", "--windows", "3", "--json", *CPU).stdout)
     assert (found["text"], found["tokens"]) == ("pronk's own text", len(evaluation_text().encode()))

@@ -29,6 +29,7 @@ from pronk.cli import VERBS, options
 @click.option("--sweep", is_flag=False, flag_value="1,2")
 @click.option("--api-key", multiple=True)
 @click.option("--resume", is_flag=True)
+@click.option("-s", "--seed", type=int)
 def verb(**given: Any) -> None:
     click.echo(json.dumps(given))
 
@@ -80,9 +81,12 @@ def test_what_a_file_says_is_saved_too_and_what_is_typed_goes_before_it(tmp_path
 def test_no_secret_is_written_and_nothing_that_is_no_part_of_it(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     ran("m", "--api-key", "s3cret", "--resume", "-n", "5", "--save-config", str(path))
-    head, *lines = path.read_text().splitlines()
+    head, seed, *lines = path.read_text().splitlines()
     assert head == "# pronk verb --config run.yaml does this again; what is not here is as it is by default."
+    assert seed.endswith("for the same text add `seed: N`.")
     assert sorted(lines) == ["max-new-tokens: 5", "model: m"]
+    ran("m", "--seed", "7", "--save-config", str(path))
+    assert path.read_text().splitlines()[1:] == ["model: m", "seed: 7"]
 
 
 def test_a_file_of_somebody_elses_stays(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_without_room_for_f32_the_original_is_the_reference(request_: Request, m
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"to": ("q5",)}, "'q5' is no scheme; there are auto, f32"),
+        ({"to": ("q5",)}, "'q5' is no format; there are auto, f32"),
         ({"to": ("absmax",)}, "the cpu engine has no absmax"),
         ({"to": ("bf16",)}, "bf16 is the original itself"),
         ({"prefill": (1021,)}, "exceed the context of 1024"),

@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from pronk import engines
 from pronk.cli import comparing, console, options
 
 _compared = options.together(
-    click.option("--to", multiple=True, type=options.NAME, metavar="FORMAT",
+    click.option("--to", multiple=True, type=click.Choice(engines.FORMATS), metavar="FORMAT",
                   help="Measure the model in this format, one of `pronk generate --quantize`. Repeatable.  "
                  "[default: llm-int8, q8 and q4; torch engine: llm-int8 and int8]"),
-    click.option("--against", type=options.NAME, metavar="FORMAT",
+    click.option("--against", type=click.Choice(engines.FORMATS), metavar="FORMAT",
                   help="Measure this format as the baseline.  [default: bf16, or f16 where the file is in f16]"),
     click.option("--techniques", is_flag=True,
                  help="Measure techniques with each off and on: KV cache, flash attention, quantization, prefix reuse "

@@ -82,6 +82,7 @@ def command(
                      "to see what it costs other models, compare a copy made with: pronk convert --rotate")  # fmt: skip
     with progress.shown(unit=progress.of_tokens) as advance:
         found = with_floors(one, other, ids, ctx=ctx, count=windows or None, progress=advance)
+    measuring.note_fewer(found["divergence"]["windows"])
     result = {
         "reference": {**described(one), "kv_dtype": one.backend.kv_dtype},
         "own": {**described(other), "kv_dtype": other.backend.kv_dtype},

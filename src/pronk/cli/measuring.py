@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from pronk.cli import options
+from pronk.cli import console, options
 from pronk.errors import BadRequest, PronkError
 
 ONE_BATCH = "each window is one, whose tokens share scales; of another size it would have another result"
@@ -86,6 +87,14 @@ def write_windows(file: Path, tables: Sequence[tuple[str, Mapping[str, Any]]]) -
     for name, columns in tables:
         table.writerows((name, n, *values) for n, values in enumerate(zip(*columns.values(), strict=True), 1))
     write(file, lines.getvalue())
+
+
+def note_fewer(found: int) -> None:
+    """Says where a text has fewer windows than somebody asked for."""
+    ctx = click.get_current_context()
+    asked = ctx.params["windows"]
+    if found < asked and ctx.get_parameter_source("windows") is not ParameterSource.DEFAULT:
+        console.note(f"--windows {asked}: the text has {found}, all of which are measured")
 
 
 def check_same_tokens(one: str, ids: list[int], other: str, others: list[int]) -> None:

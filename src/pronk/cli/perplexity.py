@@ -63,6 +63,7 @@ def command(
         measuring.check_same_tokens(*first, llm.name, ids)
         with progress.shown(unit=progress.of_tokens) as advance:
             found = perplexity(llm, ids, ctx=ctx, stride=stride, count=windows or None, progress=advance)
+        measuring.note_fewer(found["windows"])
         origin = {"provenance": provenance(llm.checkpoint, text, console.command(), llm)} if as_json else {}
         results.append({**described(llm), "text": name, "tokens": len(ids), **found, **origin})
         del llm  # before the next is loaded

@@ -32,10 +32,12 @@ def save(ctx: click.Context, args: list[str]) -> None:
     try:
         if path.exists() and not _is_ours(path):
             raise click.UsageError(f"{name} is no file that --save-config wrote, and stays as it is", ctx)
-        verb = ctx.info_name
+        verb, said = ctx.info_name, _said(ctx, typed)
         head = f"{_HEAD}{verb} --config {path.name} {_ENDS_WITH}\n"
+        if "seed" not in said and any("-s" in one.opts for one in ctx.command.params):
+            head += "# Where tokens are drawn, so is a seed, each time another one: for the same text add `seed: N`.\n"
         with replacing(path) as fresh:
-            fresh.write_text(head + text(_said(ctx, typed)), encoding="utf-8", errors="backslashreplace", newline="\n")
+            fresh.write_text(head + text(said), encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
         raise BadFile(path, f"cannot be written: {os_problem(error)}") from None
 

@@ -124,7 +124,7 @@ def _engine(request: Request, against: str) -> str:
     asked = options.pop("engine", None)
     for name in names:
         if name not in engines.FORMATS:
-            raise BadRequest(f"{name!r} is no scheme; there are {', '.join(engines.FORMATS)}")
+            raise BadRequest(f"{name!r} is no format; there are {', '.join(engines.FORMATS)}")
         if asked and name not in (its := engines.named(asked).formats):
             raise BadRequest(f"the {asked} engine has no {name}; it has {', '.join(its)}")
     if not any(names.keys() <= {*engine.formats} for engine in engines.ENGINES):
