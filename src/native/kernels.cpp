@@ -9,8 +9,6 @@ namespace pronk::PRONK_TARGET {
 
 namespace {
 
-constexpr int kNarrowSum = 128;  // times 255 it fits in 16 bits
-
 void rmsnorm(const float* x, const float* weight, float eps, int size, float* out) {
     F squares = S::zero();
     for (int i = 0; i < size; i += 16) {
@@ -108,6 +106,8 @@ void turn_all(const float* x, int count, F scale, float* out) {
 #include "outliers.inl"
 
 // -- rows whose products are summed in 16 bits: see narrow.inl
+
+constexpr int kNarrowSum = 128;  // times 255 it fits in 16 bits
 
 // Words that go alone, their even and their odd numbers apart if they have to.
 PRONK_INLINE int spill(const int8_t* x, int at, Spilled* to) {
