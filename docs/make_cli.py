@@ -23,9 +23,9 @@ one newline that is not the model's. Option names may be spelled with `_` for `-
 Every verb takes options from a file, too: `--config run.yaml`, in the words of this page. A key is the long name of
 an option or the name of an argument (`lora-rank: 16`, `model: smollm2:135m`), a value what would be typed: words are
 taken as they stand (`lr: 2e-4`). Switches are `true` or `false`; options that may be repeated, and arguments of which
-there may be several, take lists (`perplexity`: `models: [a, b]`). What is typed as well goes first. Unknown keys are refused, with the nearest known
-one. It is read without running or growing anything, whatever its tags and aliases ask for. Training runs write such a
-file, `run.yaml`, into their folder.
+there may be several, take lists (`perplexity`: `models: [a, b]`). What is typed as well goes first. Unknown keys are
+refused, with the nearest known one. It is read without running or growing anything, whatever its tags and aliases ask
+for. Training runs write such a file, `run.yaml`, into their folder.
 
 | exit code | meaning |
 |---|---|
