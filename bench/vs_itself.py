@@ -1,10 +1,10 @@
 """This checkout beside another one of pronk, in turns: whether a change has cost any speed.
 
-    python bench/vs_itself.py --other PYTHON [--formats q8 int8 q4 bf16] [--rounds 10] [--isa avx2]
+    python bench/vs_itself.py --other PYTHON [--formats q8 int8 q4 bf16 Q4_K_M] [--rounds 10] [--isa avx2]
 
 PYTHON is that of an environment in which the other checkout is installed. The CPU engine, the default model's weights
-in each format: prefill 512, decode 128, 16 texts at once; then `import pronk` and a process's first token. A row holds
-if the median of the rounds' ratios is 0.98 or more: under it, somebody should look.
+in each format, or a file of a type in capitals: prefill 512, decode 128, 16 texts at once; then `import pronk` and a
+process's first token. A row holds if the median of the rounds' ratios is 0.98 or more: under it, somebody should look.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def main() -> None:
         os.environ["PRONK_ISA"] = options.isa
     sizes, rounds = (tasks.QUICK, 2) if options.quick else (tasks.Sizes(), options.rounds)
     harness.warn_if_busy()
-    path = models.gguf("smollm2-135m", "F32")
+    stored = {name: models.gguf("smollm2-135m", name) for name in options.formats if name.isupper()}
+    weights = models.gguf("smollm2-135m", "F32")
     pythons = {"pronk": sys.executable, "other": options.other}
     results: dict[str, Any] = {
         "machine": harness.machine("numpy"),
@@ -95,12 +96,14 @@ def main() -> None:
         results["measured"][quantize] = {}
         with Side("pronk_side", pythons["pronk"]) as ours, Side("pronk_side", pythons["other"]) as theirs:
             for side in (ours, theirs):
-                loaded = side.load(path=str(path), engine=options.engine, quantize=quantize, threads=options.threads)
+                path, to = (stored[quantize], "auto") if quantize in stored else (weights, quantize)
+                loaded = side.load(path=str(path), engine=options.engine, quantize=to, threads=options.threads)
             for task in ("prefill", "decode", "batch"):
                 harness.say(quantize)
                 found = tasks.measure(task, ours, theirs, "other", loaded["vocab_size"], sizes, rounds)
                 results["measured"][quantize][task] = found
-    results["starts"] = starts(pythons, ["auto", *options.formats], options.threads, rounds)
+    quantized = [name for name in options.formats if name not in stored]
+    results["starts"] = starts(pythons, ["auto", *quantized], options.threads, rounds)
     if not options.quick:
         harness.say(f"written to {harness.save('vs_itself' + (f'-{options.isa}' if options.isa else ''), results)}")
     print(report(results))

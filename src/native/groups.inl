@@ -26,18 +26,22 @@ struct Brought {
     }
 };
 
-// The same of some groups and tokens, side by side, for tiles that have few registers. One part.
+// The same of some groups and tokens, side by side, for tiles that have few registers.
 template <class Of>
 struct LookedUp {
-    int32_t starts[kGroupsAtOnce][kTokensAtOnce];
-    float scales[kGroupsAtOnce][kTokensAtOnce], sums[kGroupsAtOnce][kTokensAtOnce];
+    int32_t starts[Of::parts][kGroupsAtOnce][kTokensAtOnce];
+    float sums[Of::parts][kGroupsAtOnce][kTokensAtOnce], scales[kGroupsAtOnce][kTokensAtOnce];
 
     LookedUp(const Rows& x, int from, int to, int tokens) {
         for (int t = 0; t < tokens; ++t)
             for (int g = 0; g < to - from; ++g) {
                 const int at = t * x.groups + from + g;
-                if constexpr (Of::middle) starts[g][t] = Of::wide ? -Of::middle * x.sum[at] : S::times(x.words[at], -Of::middle);
-                scales[g][t] = x.scale[at], sums[g][t] = x.scaled_sum[at];
+                scales[g][t] = x.scale[at];
+                for (int part = 0; part < Of::parts; ++part) {
+                    const int32_t words = Of::parts == 2 ? x.half_sums[2 * at + part] : x.words[at];
+                    if constexpr (Of::middle) starts[part][g][t] = Of::wide ? -Of::middle * x.sum[at] : S::times(words, -Of::middle);
+                    if constexpr (Of::minima) sums[part][g][t] = Of::parts == 2 ? x.scale[at] * (float)S::total(words) : x.scaled_sum[at];
+                }
             }
     }
 
@@ -45,13 +49,13 @@ struct LookedUp {
         const LookedUp& all;
         int group, first;  // the first token
 
-        template <int>
+        template <int kPart>
         __attribute__((always_inline)) I start(int t) const {
-            return S::set_int(Of::middle ? all.starts[group][first + t] : 0);
+            return S::set_int(Of::middle ? all.starts[kPart][group][first + t] : 0);
         }
         __attribute__((always_inline)) F scale(int t) const { return S::set(all.scales[group][first + t]); }
-        template <int>
-        __attribute__((always_inline)) F sum(int t) const { return S::set(all.sums[group][first + t]); }
+        template <int kPart>
+        __attribute__((always_inline)) F sum(int t) const { return S::set(all.sums[kPart][group][first + t]); }
     };
     __attribute__((always_inline)) Group of(int group, int first) const { return {*this, group, first}; }
 };
@@ -73,6 +77,7 @@ struct InMemory {
 template <class Of, int T, int R, class Weights, class X, class Total>
 PRONK_INLINE void add_group(const Weights& weights, const X& x, const uint8_t* xs, size_t stride, const Total& total) {
     constexpr int steps = kSteps / Of::parts;
+    [[maybe_unused]] I joined[T][R];
     const auto part = [&]<int kPart>(std::integral_constant<int, kPart>) __attribute__((always_inline)) {
         I sum[T][R];
 #pragma GCC unroll 6
@@ -112,6 +117,18 @@ PRONK_INLINE void add_group(const Weights& weights, const X& x, const uint8_t* x
 #pragma GCC unroll 8
             for (size_t at = 0; at < periods; ++at) some(at);
         }
+        if constexpr (Of::joined) {
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) {
+                const I factors = weights.factors(kPart, r);
+#pragma GCC unroll 6
+                for (int t = 0; t < T; ++t) {
+                    const I of_part = S::widened(sum[t][r], factors);
+                    joined[t][r] = kPart == 0 ? of_part : S::add_int(joined[t][r], of_part);
+                }
+            }
+            return;
+        }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             const F scale = weights.scale(kPart, r);
@@ -129,12 +146,29 @@ PRONK_INLINE void add_group(const Weights& weights, const X& x, const uint8_t* x
     };
     part(std::integral_constant<int, 0>());
     if constexpr (Of::parts == 2) part(std::integral_constant<int, 1>());
+    if constexpr (Of::joined) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const F scale = weights.scale(r);
+            [[maybe_unused]] F minima[2];
+            if constexpr (Of::minima) minima[0] = weights.minimum(0, r, scale), minima[1] = weights.minimum(1, r, scale);
+#pragma GCC unroll 6
+            for (int t = 0; t < T; ++t) {
+                F all = S::fma(S::to_float(joined[t][r]), S::mul(scale, x.scale(t)), total.get(t, r));
+                if constexpr (Of::minima) all = S::fma(minima[1], x.template sum<1>(t), S::fma(minima[0], x.template sum<0>(t), all));
+                total.put(t, r, all);
+            }
+        }
+    }
 }
 
 template <class Of, int T, int R, class Weights>
 PRONK_INLINE void add_group_of(const Weights& weights, const Rows& x, int g, F (&acc)[T][R]) {
     add_group<Of, T, R>(weights, Brought<Of>{x, g}, x.data + g * kGroup, x.stride, InRegisters<T, R>{acc});
 }
+
+// Tokens of a tile whose sums of floats are in memory: products that are added up by another instruction need registers of their own.
+constexpr int kTokensInMemory = tile_tokens(1) - (S::sums_in_words ? 0 : 1);
 
 // Groups [from, to) of some tokens are added to y [tokens][64]. kMost: tokens of a tile.
 template <class Of, int kMost, class WeightsOf, class Ask>

@@ -157,8 +157,9 @@ constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 60;  // what of a panel is unpa
 template <int kMost, bool kThree = false, class Add>  // kThree: the last three are one tile where that takes whole lines
 PRONK_INLINE void in_tiles(int tokens, const Add& add) {
     int t = 0;
-    if constexpr (kMost > 4) {  // the last eight are twice four
-        for (; t + kMost <= tokens && t + 8 != tokens; t += kMost) add(std::integral_constant<int, kMost>(), t);
+    if constexpr (kMost > 4) {
+        const auto fours = [](int rest) { return rest % 4 == 0 && rest / 4 <= (rest + kMost - 1) / kMost; };  // are no more tiles
+        for (; t + kMost <= tokens && !fours(tokens - t); t += kMost) add(std::integral_constant<int, kMost>(), t);
     }
     constexpr int some = kMost < 4 ? kMost : 4;
     for (; t + some <= tokens; t += some) add(std::integral_constant<int, some>(), t);

@@ -12,6 +12,7 @@
 struct Unpacked {  // of all rows of a panel
     alignas(64) uint8_t codes[kGroupsAtOnce][kSteps][kLineBytes];
     alignas(64) float scales[kGroupsAtOnce][2][kPanelRows], minima[kGroupsAtOnce][2][kPanelRows];
+    alignas(64) int32_t factors[kGroupsAtOnce][2][kPanelRows];  // where parts are joined
 };
 
 constexpr uint8_t kRaisedIQ4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
@@ -25,11 +26,14 @@ struct Planes {
     static constexpr int parts = kGroup / format.part, groups = format.columns / kGroup;
     static constexpr bool wide = format.table || format.bits == 8, minima = format.minima, whole = format.scales == Scales::part;
     static constexpr bool as_is = format.bits == 8;  // nothing is unpacked
+    // Whether sums of both parts are added up, each times its whole scale, before they are floats.
+    static constexpr bool joined = parts == 2 && S::joins_parts;
     static constexpr bool one_plane = (format.bits & (format.bits - 1)) == 0;
     static constexpr int period = one_plane && 8 / format.bits <= kSteps / parts ? 8 / format.bits : kSteps / parts;  // steps with a field each
     static constexpr int half = 1 << (format.bits - 1);
     static constexpr int middle = format.table ? kRaised : minima && format.bits <= 4 ? 0 : half;
     static_assert(minima || format.table || format.offset == middle);
+    static_assert(!joined || !minima || !middle);  // a minimum knows no part's scale there
     static_assert(wide || (middle ? middle : 2 * half - 1) * 127 * 2 * (kSteps / parts) <= 32767);
 
     // Codes of step kStep of 16 rows, whose words in the group's first line are at p.
@@ -53,11 +57,20 @@ struct Planes {
 
     // Of part h of group g of a block, for 16 rows from `row` on.
     PRONK_INLINE F scale(const uint8_t* block, int g, int h, size_t row) {
-        const F half = S::load_f16(block + layout.halves + row * 2);
+        const F half = scale(block, row);
         if constexpr (!whole) return half;
         const uint8_t* p = block + g * layout.group + layout.scale(h) + row;
         return S::mul(half, shares_bytes(format) ? S::load_nibbles(p, 0) : S::load_int8(p));
     }
+
+    // The same in two: what parts are joined with, and of all of a block. V is S; a parameter, so that nobody asks who has none.
+    template <class V = S>
+    PRONK_INLINE I factors(const uint8_t* block, int g, int h, size_t row) {
+        const uint8_t* p = block + g * layout.group + layout.scale(h) + row;
+        if constexpr (shares_bytes(format)) return V::factors_nibbles(p);
+        else return V::factors_int8(p);
+    }
+    PRONK_INLINE F scale(const uint8_t* block, size_t row) { return S::load_f16(block + layout.halves + row * 2); }
 
     // What a sum of x is multiplied with, that of codes being around their middle.
     PRONK_INLINE F minimum(const uint8_t* block, int g, int h, size_t row, F scale) {
@@ -89,7 +102,8 @@ struct Planes {
                     (S::store_bytes(to_codes + kStep * kLineBytes, codes<kStep>(p)), ...);
                 }(std::make_integer_sequence<int, kSteps>());
                 for (int h = 0; h < parts; ++h) {
-                    const F of = scale(block, g, h, row);
+                    const F of = joined ? scale(block, row) : scale(block, g, h, row);
+                    if constexpr (joined) S::store_int(out.factors[at][h] + row, factors(block, g, h, row));
                     S::store(out.scales[at][h] + row, of);
                     if constexpr (minima) S::store(out.minima[at][h] + row, minimum(block, g, h, row, of));
                 }
@@ -127,6 +141,8 @@ struct InPanel {
     }
     __attribute__((always_inline)) const uint8_t* words(int r) const { return block + group * Of::layout.group + row * 4 + r * 64; }
     __attribute__((always_inline)) F scale(int h, int r) const { return Of::scale(block, group, h, row + r * 16); }
+    __attribute__((always_inline)) I factors(int h, int r) const { return Of::factors(block, group, h, row + r * 16); }
+    __attribute__((always_inline)) F scale(int r) const { return Of::scale(block, row + r * 16); }
     __attribute__((always_inline)) F minimum(int h, int r, F scale) const { return Of::minimum(block, group, h, row + r * 16, scale); }
 };
 
@@ -143,6 +159,8 @@ struct InCache {
     template <int>
     void ask(int, size_t) const {}
     __attribute__((always_inline)) F scale(int h, int r) const { return S::load(of.scales[group][h] + row + r * 16); }
+    __attribute__((always_inline)) I factors(int h, int r) const { return S::load_int(of.factors[group][h] + row + r * 16); }
+    __attribute__((always_inline)) F scale(int r) const { return scale(0, r); }
     __attribute__((always_inline)) F minimum(int h, int r, F) const { return S::load(of.minima[group][h] + row + r * 16); }
 };
 
@@ -282,8 +300,8 @@ void planes_through_cache(const uint8_t* panel, size_t next, int groups, int fir
         for (int v = first; v < first + vectors; ++v) S::store(y + t * kPanelRows + v * 16, S::zero());
     const auto in_panel = [=](int g, size_t row) { return InPanel<kFormat>{panel + g / Of::groups * Of::layout.block, g % Of::groups, row}; };
     // Where registers are few, tiles of more tokens are worth a sum's way to memory and back, once a group but not twice.
-    constexpr bool in_registers = kRoomy || Of::parts == 2;
-    constexpr std::integral_constant<int, tile_tokens(in_registers ? 2 : 1)> most;
+    constexpr bool in_registers = kRoomy || (Of::parts == 2 && !Of::joined);
+    constexpr std::integral_constant<int, in_registers ? tile_tokens(2) : kTokensInMemory> most;
     Ahead ahead(panel + next, next, groups * rounds(tokens, most, in_registers ? kVectors : 2));
     [[maybe_unused]] const auto ask = [&] { ahead.ask(); };
     [[maybe_unused]] Unpacked unpacked;

@@ -215,8 +215,9 @@ struct Simd {
 #include "simd_sums.inl"
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }
 #else
-    // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others.
-    static constexpr bool sums_in_words = false;
+    // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others. What widens
+    // such sums multiplies them as well.
+    static constexpr bool sums_in_words = false, joins_parts = true;
     PRONK_INLINE int32_t sums(I x) {
         const __m256i s = _mm256_add_epi32(x.a, x.b);
         const __m128i q = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1)), pairs = _mm_hadd_epi32(q, q);
@@ -238,6 +239,20 @@ struct Simd {
         const __m256i ones = _mm256_set1_epi16(1);
         return {_mm256_madd_epi16(x.a, ones), _mm256_madd_epi16(x.b, ones)};
     }
+    // The same times a factor of each row, which is in both halves of its word.
+    PRONK_INLINE I widened(I x, I factors) { return {_mm256_madd_epi16(x.a, factors.a), _mm256_madd_epi16(x.b, factors.b)}; }
+    PRONK_INLINE I twice(I x) {  // the low half of each word, in both
+        const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
+        return {_mm256_shuffle_epi8(x.a, order), _mm256_shuffle_epi8(x.b, order)};
+    }
+    PRONK_INLINE I factors_int8(const void* p) {
+        const __m128i x = _mm_loadu_si128((const __m128i*)p);
+        return twice({_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(x, x))});
+    }
+    PRONK_INLINE I factors_nibbles(const void* p) {
+        const __m128i x = _mm_and_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8(15));
+        return twice({_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))});
+    }
 #endif
 
     PRONK_INLINE Pairs load_pairs(const void* p) { return load_bytes(p); }
@@ -255,7 +270,9 @@ struct Simd {
     PRONK_INLINE __m256 dot_pairs(__m256 acc, __m256i w, __m256i x) {
         const __m256i high = _mm256_set1_epi32((int)0xffff0000);
         acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), acc);
-        return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w, high)), _mm256_castsi256_ps(_mm256_and_si256(x, high)), acc);
+        acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w, high)), _mm256_castsi256_ps(_mm256_and_si256(x, high)), acc);
+        asm("" : "+x"(acc));
+        return acc;
     }
     // acc[row] += w[row][0] x[0] + w[row][1] x[1]
     PRONK_INLINE F dot2(F acc, Pairs w, I x) { return {dot_pairs(acc.a, w.a, x.a), dot_pairs(acc.b, w.b, x.b)}; }

@@ -116,7 +116,7 @@ struct Simd {
     PRONK_INLINE I dot_short(I acc, Bytes w, I x) { return dot4(acc, w, x); }
 #else
     // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others.
-    static constexpr bool sums_in_words = false;
+    static constexpr bool sums_in_words = false, joins_parts = false;
     PRONK_INLINE int32_t sums(I x) {
         const int32_t first = _mm512_mask_reduce_add_epi32(0x3333, x), last = _mm512_mask_reduce_add_epi32(0xcccc, x);
         return (first & 0xffff) | last << 16;

@@ -174,7 +174,7 @@ struct Simd {
     }
 #else
     // Small codes are summed in 16 bits: of each row the first two of a word of four, and in the high half the others.
-    static constexpr bool sums_in_words = false;
+    static constexpr bool sums_in_words = false, joins_parts = false;
     PRONK_INLINE int32_t sums(I x) {
         const int32x4_t s = vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3])), pairs = vpaddq_s32(s, s);
         return (vgetq_lane_s32(pairs, 0) & 0xffff) | (int32_t)((uint32_t)vgetq_lane_s32(pairs, 1) << 16);

@@ -1,6 +1,6 @@
 // Part of a Simd whose dot_short adds up four products in 32 bits: sums of small codes are whole numbers like any other.
 
-    static constexpr bool sums_in_words = true;
+    static constexpr bool sums_in_words = true, joins_parts = false;
     PRONK_INLINE int32_t sums(I x) { return sum_int(x); }
     PRONK_INLINE int32_t total(int32_t sums) { return sums; }
     PRONK_INLINE int32_t plus(int32_t x, int32_t y) { return x + y; }
