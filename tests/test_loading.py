@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from tiny import byte_tokenizer
 from tiny_folder import save_tiny_chat_model
 
 import pronk
+from pronk import loading
+from pronk.checkpoint import Checkpoint
 from pronk.checkpoint.hub import resolve as hub
-from pronk.errors import BadRequest, ModelNotFound
+from pronk.errors import BadFile, BadRequest, ModelNotFound
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,26 @@ def test_a_tokenizer_with_more_tokens_than_the_model(model: Path, tmp_path: Path
     with pytest.raises(BadRequest, match="a tokenizer of 260 tokens is another model's") as raised:
         pronk.load(model, tokenizer=foreign)
     assert "\n" not in str(raised.value)
+
+
+def test_a_tokenizer_of_less_than_half_of_the_model_s_tokens(model: Path, tmp_path: Path) -> None:
+    """It wrote characters of no language, without a word; embeddings that are padded by less are common."""
+    few, opened = byte_tokenizer(tmp_path / "t.bin"), pronk.checkpoint.open(model)
+
+    def of(tokens: int) -> Checkpoint:
+        return replace(opened, config=replace(opened.config, vocab_size=tokens))
+
+    with pytest.raises(BadRequest, match=r"a tokenizer of 259 tokens is another model's: .* knows 519"):
+        loading.tokenizer_of(of(519), few)
+    assert loading.tokenizer_of(of(518), few)
+
+
+def test_a_file_that_is_no_tokenizer(model: Path, tmp_path: Path) -> None:
+    """It was said to be no model, which nobody had called it."""
+    text = tmp_path / "text.txt"
+    text.write_text("hello")
+    with pytest.raises(BadFile, match=r"text\.txt: is neither a tokenizer nor a model that brings one"):
+        pronk.load(model, tokenizer=text)
 
 
 def test_special_tokens_may_lie_beyond_the_embedding(model: Path, tmp_path: Path) -> None:

@@ -168,7 +168,12 @@ def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:
     except (BadFile, ModelNotFound):
         if not path.exists():
             raise
+    try:
         return checkpoints.open(path).tokenizer
+    except BadFile as error:
+        if error.problem != checkpoints.NO_MODEL:
+            raise
+        raise BadFile(path, "is neither a tokenizer nor a model that brings one") from None
 
 
 def _check_name(what: str, name: object) -> None:
@@ -190,7 +195,8 @@ def tokenizer_of(opened: Checkpoint, named: str | Path | None = None) -> Tokeniz
         raise BadFile(named or opened.path, f"the tokenizer cannot be read: {os_problem(error)}") from None
     # Tokens that only a program adds, as padding, may lie beyond the embedding; those that text is made of may not.
     known = opened.config.vocab_size
-    if not all(codec.is_special(token) for token in range(known, codec.vocab_size)):
+    small = named is not None and 2 * codec.vocab_size < known  # embeddings are padded, but not to twice as many
+    if small or not all(codec.is_special(token) for token in range(known, codec.vocab_size)):
         raise BadRequest(
             f"{source.path}: a tokenizer of {codec.vocab_size} tokens is another model's: {opened.path} knows {known}; "
             "name the model's own with --tokenizer FILE (tokenizer= in Python)"

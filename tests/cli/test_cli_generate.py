@@ -218,7 +218,7 @@ def test_several_prompts_are_one_batch_in_order(run: Run, loaded: list[FakeLLM])
     assert result.stdout == "one two: word0 word1 \nthree: word0 word1 \n"
     first, second, account, stopped = result.stderr.splitlines()
     assert (first, second) == ("-- 1 of 2: 2 tokens", "-- 2 of 2: 2 tokens")
-    assert account.startswith("2 prompts of 3 tokens; 4 new in 0.")
+    assert account.startswith("2 prompts, 3 tokens in all; 4 new in 0.")
     assert account.endswith(" tok/s; loaded in 1.50 s; greedy")
     assert stopped == "2 of 2 stopped after 2 tokens; -n allows more"
 
@@ -255,6 +255,11 @@ def test_jsonl_is_an_object_for_each_prompt(run: Run, loaded: list[FakeLLM]) -> 
         (["-", "a"], "- is standard input, and stands alone; a prompt that is a dash goes with -p"),
         (["-", "-p", "a"], "give prompts in one way"),
         (["-f", "-", "--each-line"], "--each-line found no line that is not blank"),
+        (
+            ["a", "--quantize", "q4_k"],
+            "'q4_k' is a type of GGUF files, which run as they are; pronk quantize MODEL OUT",
+        ),
+        (["a", "--quantize", "q5"], "'q5' is not one of 'auto'"),
     ],
 )
 def test_prompts_that_contradict_each_other(run: Run, loaded: list[FakeLLM], arguments: list[str], said: str) -> None:

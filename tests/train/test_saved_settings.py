@@ -27,6 +27,7 @@ from pronk.train.pretrain import Shape
 from pronk.train.saved_settings import check, defaults, flat
 from pronk.train.settings import Settings
 
+NEW = "a new LLaMA (hidden 128, 4 layers, 4 heads, 4 for keys and values,"
 GOLDENS = Path(__file__).parents[1] / "goldens" / "training"  # written by 0.1; its README says how
 OF_0_1 = json.loads((GOLDENS / "settings.json").read_text())
 HERE = Path("step-000001")
@@ -193,12 +194,18 @@ def test_what_is_saved_is_json_and_flat() -> None:
         ({"lora": LoraConfig()}, {"lora": None}, "without full=True"),
         ({"skip_bad": True}, {}, "with skip_bad_records=True, and now is without"),
         ({"pack": 64}, {}, "with pack=64, and now is without"),
+        # It was cut off before the number that differs.
+        (
+            {"model": f"{NEW} context 64)"},
+            {"model": f"{NEW} context 256)"},
+            "with model='...context 64)', and now it is '...context 256)'",
+        ),
         ({"lr": 1e-5, "objective": DPO()}, {}, "with pronk dpo, and this is pronk finetune"),
     ],
 )
 def test_a_setting_is_told_as_its_option_is_called(before: Any, now: Any, told: str) -> None:
     """It was lora.rank=16, which is no option's name."""
-    made = Settings("m", "d", **before)
+    made = Settings(**{"model": "m", "data": "d", **before})
     with pytest.raises(BadRequest) as caught:
-        compare(Settings("m", "d", **now), saved_settings.VERSION, flat(made))
+        compare(Settings(**{"model": "m", "data": "d", **now}), saved_settings.VERSION, flat(made))
     assert f" was made {told}; resume with the same, or begin in another folder" in str(caught.value)

@@ -12,6 +12,7 @@ from pronk.system import expanded
 
 __all__ = ["Checkpoint", "LazyTensor", "LoadPlan", "open"]
 
+NO_MODEL = "is not a model: neither GGUF, safetensors, a torch archive nor llama2.c's format"
 _GGUF_PART = re.compile(r"(.*)-[0-9]{5}(-of-[0-9]{5}\.gguf)", re.DOTALL)
 
 
@@ -48,7 +49,7 @@ def _open_file(path: Path) -> Checkpoint:
         raise BadFile(path, "holds tensors, but no config.json (Hugging Face) or params.json (Meta) stands beside it")
     if llama2c.detect(path):  # last: version 0 has no magic number, so that only its sizes speak for it
         return llama2c.read(path)
-    raise BadFile(path, "is not a model: neither GGUF, safetensors, a torch archive nor llama2.c's format")
+    raise BadFile(path, NO_MODEL)
 
 
 def _open_folder(folder: Path) -> Checkpoint:

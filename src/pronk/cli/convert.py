@@ -134,6 +134,8 @@ def command(
     scaling = checkpoint.config.rope_scaling
     if to == "safetensors" and scaling and scaling.rope_type == "factors":
         console.note("its RoPE factors follow no rule that has a name: config.json will hold them as only pronk reads")
+    beside = Path(dst).with_name("tokenizer.bin")
+    alone = not beside.exists()
     save(
         checkpoint,
         dst,
@@ -145,6 +147,8 @@ def command(
         group_size=group_size or 64,
         overwrite=overwrite,
     )
+    if alone and beside.exists():
+        console.note(f"its tokenizer is beside it, in {beside}")
     try:
         receipt = _receipt(src, dst, tokenizer, revision, rotate)
     except PronkError as error:

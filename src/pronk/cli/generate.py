@@ -246,7 +246,7 @@ def _account(of_prompts: Sequence[Sequence[Generation]], seconds: float) -> str:
     new = sum(len(generation.tokens) for generations in of_prompts for generation in generations)
     loaded = of_prompts[0][0].stats.load_s
     return (
-        f"{len(of_prompts)} prompts of {read} tokens" + (f" ({cut} cut)" if cut else "") + f"; {new} new in "
+        f"{len(of_prompts)} prompts, {read} tokens in all" + (f" ({cut} cut)" if cut else "") + f"; {new} new in "
         f"{seconds:.2f} s, {new / seconds:.1f} tok/s; loaded in {loaded:.2f} s; "
     )
 

@@ -128,6 +128,22 @@ class Name(click.types.StringParamType):
         return value
 
 
+class Wish(click.Choice):  # type: ignore[type-arg]  # generic in newer click alone
+    """A format that weights are converted to on load. Of those that only files have, it says who makes such a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from pronk import calibrate
+
+        if value not in self.choices and value in calibrate.NAMES:
+            self.fail(
+                f"{value!r} is a type of GGUF files, which run as they are; pronk quantize MODEL OUT.gguf --to {value} "
+                "makes one",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -225,7 +241,8 @@ text_option = file_option(
 )
 tokenizer_option = click.option(
     "-z", "--tokenizer", type=NAME, metavar="FILE",
-    help="Use this tokenizer, not the model's: a file, a folder, or one of those built in (llama2, tok512).",
+    help="Use this tokenizer, not the model's: a file, a folder, or one of those that are downloaded by name (llama2, "
+    "tok512).",
 )  # fmt: skip
 
 engine_option = click.option(
@@ -256,7 +273,7 @@ adapter_option = together(
 
 _whose = together(tokenizer_option, revision_option, engine_option)
 _quantize_option = click.option(
-    "--quantize", type=click.Choice(engines.FORMATS), metavar="FORMAT",
+    "--quantize", type=Wish(engines.FORMATS), metavar="FORMAT",
     help=f"Convert the weights to FORMAT on load: {', '.join(engines.FORMATS[1:])}, or auto, which keeps the file's "
     "formats. q8: 8 bits, a scale per 32 weights; q4: 4 bits, a scale and a minimum per 32; int8: a scale per row, and "
     "activations in 8 bits, too; llm-int8: int8 with outliers in f32; absmax, absmax-row, zeropoint: for study.  "

@@ -16,8 +16,8 @@ _text = options.together(
     click.option("--vocab-size", type=click.IntRange(1, 300_000), metavar="N",
                  help="Train a tokenizer with a vocabulary of N tokens.  [default: 512]"),
     click.option("-z", "--tokenizer", type=options.NAME, metavar="FILE",
-                 help="Use this tokenizer instead of training one: a file, a folder, or one of those built in (llama2, "
-                      "tok512)."),
+                 help="Use this tokenizer instead of training one: a file, a folder, or one of those that are "
+                      "downloaded by name (llama2, tok512)."),
     heading="Data",
 )  # fmt: skip
 _shape = options.together(
@@ -29,8 +29,9 @@ _shape = options.together(
                  help="Give it N attention heads, each --hidden / N wide."),
     click.option("--kv-heads", "--num-key-value-heads", "kv_heads", type=_N, metavar="N",
                  help="Give it N key/value heads (grouped-query attention).  [default: as many as --heads]"),
-    click.option("--ctx", "--max-position-embeddings", "ctx_size", type=_N, default=256, show_default=True,
-                 metavar="N", help="Train on sequences of N tokens, which is also the model's context length."),
+    click.option("--ctx", "--ctx-size", "--max-position-embeddings", "ctx_size", type=_N, default=256,
+                 show_default=True, metavar="N",
+                 help="Train on sequences of N tokens, which is also the model's context length."),
     heading="Model",
 )  # fmt: skip
 

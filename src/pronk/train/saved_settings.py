@@ -40,6 +40,7 @@ _FREE = ("objective.reward_timeout",)
 DIGEST = "the SHA-256 of its "  # how keys begin that stand for what a file holds
 NEW_MODEL = "a new LLaMA ("  # how `model` begins where that is made and not read
 _OBJECTIVE = "objective"
+_LONG = 60  # characters of a text, of which a message shows where it parts from another one
 _VERBS = {"sft": "finetune", "pretraining": "pretrain"} | {name: name for name in ("dpo", "kto", "reward", "grpo")}
 _KEYWORDS = {  # of settings that options call otherwise
     **{f"lora.{name}": f"lora_{name}" for name in ("rank", "alpha", "dropout")},
@@ -117,7 +118,18 @@ def _told(key: str, old: Any, new: Any) -> str:
         return f"was made without {name}={short(new)}"
     if new is None or new is False:
         return f"was made with {name}={short(old)}, and now is without"
-    return f"was made with {name}={short(old)}, and now it is {short(new)}"
+    before, now = _from_where_they_part(old, new), _from_where_they_part(new, old)
+    return f"was made with {name}={short(before)}, and now it is {short(now)}"
+
+
+def _from_where_they_part(value: Any, other: Any) -> Any:
+    """Of a long text what another one does not begin with as well: a message would leave out just that."""
+    if not isinstance(value, str) or not isinstance(other, str) or len(value) < _LONG:
+        return value
+    pairs = enumerate(zip(value, other, strict=False))
+    parts = next((at for at, (a, b) in pairs if a != b), min(len(value), len(other)))
+    word = value.rfind(" ", 0, parts)
+    return "..." + value[value.rfind(" ", 0, max(word, 0)) + 1 :]  # with the word before, which says what it is
 
 
 def defaults(settings: Settings) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def save(
         if _same(beside, tokenizer) or (checkpoint.tokenizer and beside.samefile(checkpoint.tokenizer.path)):
             tokenizer = b""
         elif not overwrite:
-            raise BadRequest(f"{beside} exists and is another tokenizer; overwrite it, or save into another folder")
+            raise BadRequest(
+                f"{beside} exists and is another tokenizer; overwrite it (--overwrite), or save into another folder"
+            )
 
     with _one_line(known_as or destination), replacing(destination) as partial:
         if to == "safetensors":
