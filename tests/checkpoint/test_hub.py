@@ -306,6 +306,13 @@ def test_no_network(client: Client) -> None:
     assert client.stderr.startswith("some/tiny: the hub cannot be reached")
 
 
+def test_no_network_for_a_single_file(client: Client) -> None:
+    """It was looked for during 24 s, and what was said then was not what was wrong."""
+    line = client.refusal("DownloadFailed", "resolve", "stories15M", HF_ENDPOINT="http://127.0.0.1:9")
+    assert "refused" in line
+    assert "locate the file" not in line
+
+
 def test_the_hub_is_broken(client: Client, server: Hub) -> None:
     server.broken = True
     assert "answered 500" in client.refusal("DownloadFailed", "resolve", "some/tiny")

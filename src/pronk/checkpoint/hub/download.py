@@ -86,11 +86,14 @@ def fetch_file(repository: Repository, folder: Path, nbytes: int, progress: bool
     """The one file that is the `part` of a repository, brought into a folder outside the hub's cache."""
     bars = progress and sys.stderr.isatty()
     with _errors_in_one_line(repository), _progress_bars(bars):
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
         if not bars:
             say(f"downloading {repository.part} of {repository.id} ({human_size(nbytes)})", progress)
         assert repository.part
+        if not _offline():  # without a network a download looks for the file for 24 s, and does not say what is wrong
+            url = hf_hub_url(repository.id, repository.part, revision=repository.revision)
+            get_hf_file_metadata(url, timeout=_TIMEOUT_S)
         return Path(hf_hub_download(repository.id, repository.part, revision=repository.revision, local_dir=folder))
 
 
