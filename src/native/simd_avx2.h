@@ -118,7 +118,8 @@ struct Simd {
         return fma(to_float(bytes), set(x * (float)(1u << 8 * i)), c);
     }
     // Or else GCC 12 keeps a second copy of sums in loops, and has no registers left for either.
-    PRONK_INLINE __m256i in_place(__m256i sum) {
+    template <class Vector>
+    PRONK_INLINE Vector in_place(Vector sum) {
         asm("" : "+x"(sum));
         return sum;
     }
@@ -270,9 +271,7 @@ struct Simd {
     PRONK_INLINE __m256 dot_pairs(__m256 acc, __m256i w, __m256i x) {
         const __m256i high = _mm256_set1_epi32((int)0xffff0000);
         acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(w, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), acc);
-        acc = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w, high)), _mm256_castsi256_ps(_mm256_and_si256(x, high)), acc);
-        asm("" : "+x"(acc));
-        return acc;
+        return in_place(_mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(w, high)), _mm256_castsi256_ps(_mm256_and_si256(x, high)), acc));
     }
     // acc[row] += w[row][0] x[0] + w[row][1] x[1]
     PRONK_INLINE F dot2(F acc, Pairs w, I x) { return {dot_pairs(acc.a, w.a, x.a), dot_pairs(acc.b, w.b, x.b)}; }
