@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from tiny import byte_tokenizer
+from formats import save_huggingface
+from tiny import byte_tokenizer, random_weights, tiny_config
 from tiny_folder import save_tiny_chat_model
 
 import pronk
@@ -78,6 +79,14 @@ def test_a_tokenizer_of_less_than_half_of_the_model_s_tokens(model: Path, tmp_pa
     with pytest.raises(BadRequest, match=r"a tokenizer of 259 tokens is another model's: .* knows 519"):
         loading.tokenizer_of(of(519), few)
     assert loading.tokenizer_of(of(518), few)
+
+
+def test_what_is_written_with_another_model_s_tokenizer_is_refused_first(tmp_path: Path) -> None:
+    """`convert` wrote all of it, and then said that it cannot be measured; `quantize` said nothing."""
+    config = tiny_config(vocab_size=600)
+    save_huggingface(tmp_path / "large", config, random_weights(config))
+    with pytest.raises(BadRequest, match="a tokenizer of 259 tokens is another model's"):
+        loading.open_source(str(tmp_path / "large"), str(byte_tokenizer(tmp_path / "t.bin")))
 
 
 def test_a_file_that_is_no_tokenizer(model: Path, tmp_path: Path) -> None:

@@ -167,8 +167,9 @@ PRONK_INLINE void add_group_of(const Weights& weights, const Rows& x, int g, F (
     add_group<Of, T, R>(weights, Brought<Of>{x, g}, x.data + g * kGroup, x.stride, InRegisters<T, R>{acc});
 }
 
-// Tokens of a tile whose sums of floats are in memory: products that are added up by another instruction need registers of their own.
-constexpr int kTokensInMemory = tile_tokens(1) - (S::sums_in_words ? 0 : 1);
+// Tokens of a tile whose sums of floats are in memory: products of VPMADDUBSW, which another instruction adds up, need registers of
+// their own.
+constexpr int kTokensInMemory = tile_tokens(1) - (S::sums_narrow ? 1 : 0);
 
 // Groups [from, to) of some tokens are added to y [tokens][64]. kMost: tokens of a tile.
 template <class Of, int kMost, class WeightsOf, class Ask>

@@ -26,7 +26,8 @@ struct Planes {
     static constexpr int parts = kGroup / format.part, groups = format.columns / kGroup;
     static constexpr bool wide = format.table || format.bits == 8, minima = format.minima, whole = format.scales == Scales::part;
     static constexpr bool as_is = format.bits == 8;  // nothing is unpacked
-    // Whether sums of both parts are added up, each times its whole scale, before they are floats.
+    // Whether sums of both parts are added up, each times its whole scale, before they are floats. 4 x 32767 x 128 is under 2^24:
+    // they are exact.
     static constexpr bool joined = parts == 2 && S::joins_parts;
     static constexpr bool one_plane = (format.bits & (format.bits - 1)) == 0;
     static constexpr int period = one_plane && 8 / format.bits <= kSteps / parts ? 8 / format.bits : kSteps / parts;  // steps with a field each
@@ -207,7 +208,8 @@ void one_token_of_bytes(const uint8_t* panel, int groups, int first, const Rows&
 // Tiles of any size unpack for themselves where there are registers, and one instruction multiplies bytes. They are large without.
 constexpr bool kUnpacksInTiles = kRoomy && S::sums_in_words;
 
-constexpr int kFewTokens = 8;  // unpack for themselves all the same: twice is no more than once through the cache
+// So many unpack for themselves all the same: twice is no more than once through the cache, but three tiles are.
+PRONK_INLINE bool are_few(int tokens) { return tokens == 2 || tokens == 4 || tokens == 8; }
 
 // Gives what is left to ask for: handed over by value, for a reference goes through memory with each line.
 template <Format kFormat, int T, int R>
@@ -325,7 +327,7 @@ void planes_through_cache(const uint8_t* panel, size_t next, int groups, int fir
             add(in_panel, ask, most);
         } else {
             if constexpr (!in_registers && Of::one_plane && most.value >= 4) {
-                if (tokens <= kFewTokens) {
+                if (are_few(tokens)) {
                     add(in_panel, ask, std::integral_constant<int, 4>());
                     continue;
                 }

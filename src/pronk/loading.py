@@ -153,9 +153,15 @@ def load(
 
 
 def open_source(src: str, tokenizer: str | None, revision: str | None = None) -> Checkpoint:
-    """The checkpoint, with the tokenizer that is named, if any, so that it is that one which goes along."""
+    """The checkpoint, with the tokenizer that is named, if any, so that it is that one which goes along.
+
+    Raises BadRequest for another model's.
+    """
     opened = checkpoints.open(hub.resolve(src, revision=revision))
-    return replace(opened, tokenizer=find_tokenizer(tokenizer)) if tokenizer else opened
+    if not tokenizer:
+        return opened
+    tokenizer_of(opened, tokenizer)  # another model's is refused before anything is computed
+    return replace(opened, tokenizer=find_tokenizer(tokenizer))
 
 
 def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:

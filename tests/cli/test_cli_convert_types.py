@@ -72,6 +72,16 @@ def test_the_name_tells_the_format(run: Run, model: str, tmp_path: Path) -> None
     assert "--to is missing" in result.stderr
 
 
+def test_the_current_folder_is_no_destination(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks for what will stand beside it must not fail: '.' has no name."""
+    monkeypatch.chdir(tmp_path)
+    for to in ("safetensors", "llama2c"):
+        result = run("convert", model, ".", "--to", to)
+        assert (result.exit_code, "is, or holds, the current folder" in result.stderr) == (1, True), result.stderr
+
+
 def test_dtype_and_its_errors_are_of_one_table(run: Run, model: str, tmp_path: Path) -> None:
     from pronk.cli.convert import command
 

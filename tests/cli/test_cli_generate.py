@@ -259,6 +259,7 @@ def test_jsonl_is_an_object_for_each_prompt(run: Run, loaded: list[FakeLLM]) -> 
             ["a", "--quantize", "q4_k"],
             "'q4_k' is a type of GGUF files, which run as they are; pronk quantize MODEL OUT",
         ),
+        (["a", "--quantize", "Q4_0"], "pronk quantize MODEL OUT.gguf --to q4_0 makes one"),
         (["a", "--quantize", "q5"], "'q5' is not one of 'auto'"),
     ],
 )

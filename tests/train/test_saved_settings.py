@@ -196,6 +196,11 @@ def test_what_is_saved_is_json_and_flat() -> None:
         ({"pack": 64}, {}, "with pack=64, and now is without"),
         # It was cut off before the number that differs.
         (
+            {"model": f"/home/{'a' * 80}/checkpoint-1000/model"},
+            {"model": f"/home/{'a' * 80}/checkpoint-2000/model"},
+            "with model='...aaaaaaaa/checkpoint-1000/model', and now it is '...aaaaaaaa/checkpoint-2000/model'",
+        ),
+        (
             {"model": f"{NEW} context 64)"},
             {"model": f"{NEW} context 256)"},
             "with model='...context 64)', and now it is '...context 256)'",

@@ -134,8 +134,8 @@ def command(
     scaling = checkpoint.config.rope_scaling
     if to == "safetensors" and scaling and scaling.rope_type == "factors":
         console.note("its RoPE factors follow no rule that has a name: config.json will hold them as only pronk reads")
-    beside = Path(dst).with_name("tokenizer.bin")
-    alone = not beside.exists()
+    beside = Path(dst).parent / "tokenizer.bin"
+    alone = to == "llama2c" and not beside.exists()
     save(
         checkpoint,
         dst,

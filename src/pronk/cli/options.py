@@ -134,13 +134,9 @@ class Wish(click.Choice):  # type: ignore[type-arg]  # generic in newer click al
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from pronk import calibrate
 
-        if value not in self.choices and value in calibrate.NAMES:
-            self.fail(
-                f"{value!r} is a type of GGUF files, which run as they are; pronk quantize MODEL OUT.gguf --to {value} "
-                "makes one",
-                param,
-                ctx,
-            )
+        if value not in self.choices and str(value).lower() in calibrate.NAMES:
+            makes = f"pronk quantize MODEL OUT.gguf --to {value.lower()} makes one"
+            self.fail(f"{value!r} is a type of GGUF files, which run as they are; {makes}", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -129,7 +129,8 @@ def _from_where_they_part(value: Any, other: Any) -> Any:
     pairs = enumerate(zip(value, other, strict=False))
     parts = next((at for at, (a, b) in pairs if a != b), min(len(value), len(other)))
     word = value.rfind(" ", 0, parts)
-    return "..." + value[value.rfind(" ", 0, max(word, 0)) + 1 :]  # with the word before, which says what it is
+    begin = max(value.rfind(" ", 0, max(word, 0)) + 1, parts - 20)  # the word before says what it is
+    return f"...{value[begin:]}" if begin > 0 else value
 
 
 def defaults(settings: Settings) -> dict[str, Any]:

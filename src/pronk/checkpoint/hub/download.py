@@ -10,6 +10,7 @@ import glob
 import hashlib
 import logging
 import re
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -86,15 +87,28 @@ def fetch_file(repository: Repository, folder: Path, nbytes: int, progress: bool
     """The one file that is the `part` of a repository, brought into a folder outside the hub's cache."""
     bars = progress and sys.stderr.isatty()
     with _errors_in_one_line(repository), _progress_bars(bars):
-        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+        from huggingface_hub import hf_hub_download
 
         if not bars:
             say(f"downloading {repository.part} of {repository.id} ({human_size(nbytes)})", progress)
         assert repository.part
-        if not _offline():  # without a network a download looks for the file for 24 s, and does not say what is wrong
-            url = hf_hub_url(repository.id, repository.part, revision=repository.revision)
-            get_hf_file_metadata(url, timeout=_TIMEOUT_S)
+        if not _offline() and not (folder / repository.part).exists():
+            _look_for_network(repository.id, repository.part, repository.revision)
         return Path(hf_hub_download(repository.id, repository.part, revision=repository.revision, local_dir=folder))
+
+
+def _look_for_network(repository: str, file: str, revision: str | None) -> None:
+    """Without one a download looks for the file for 24 s, and does not say what is wrong. All else it tries again."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(repository, file, revision=revision), timeout=_TIMEOUT_S)
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause and not isinstance(cause, ConnectionRefusedError | socket.gaierror):
+            cause = cause.__cause__ or cause.__context__
+        if cause:
+            raise
 
 
 def cached() -> Iterator[tuple[str, Path, int]]:
