@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import Result
 from training_runs import QUICK, write_sums
@@ -106,3 +108,11 @@ def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
     recipe.write(tmp_path, "finetune", {"model": "m"}, told.append)
     (said,) = told
     assert said.startswith(f"{tmp_path / recipe.FILE} cannot be written: ")
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "finetune", "dpo", "kto", "reward", "grpo"])
+def test_a_key_of_run_yaml_is_an_option_that_can_be_typed(verb: str) -> None:
+    """`ctx-size` of pretrain was none, and another one was suggested. Switches are true or false there."""
+    for option in import_module(f"pronk.cli.{verb}").command.params:
+        if isinstance(option, click.Option) and not option.is_flag:
+            assert f"--{option.name.replace('_', '-')}" in option.opts, option.opts

@@ -128,7 +128,7 @@ class Name(click.types.StringParamType):
         return value
 
 
-class Wish(click.Choice):  # type: ignore[type-arg]  # generic in newer click alone
+class FormatOnLoad(click.Choice):  # type: ignore[type-arg]  # generic in newer click alone
     """A format that weights are converted to on load. Of those that only files have, it says who makes such a file."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -269,7 +269,7 @@ adapter_option = together(
 
 _whose = together(tokenizer_option, revision_option, engine_option)
 _quantize_option = click.option(
-    "--quantize", type=Wish(engines.FORMATS), metavar="FORMAT",
+    "--quantize", type=FormatOnLoad(engines.FORMATS), metavar="FORMAT",
     help=f"Convert the weights to FORMAT on load: {', '.join(engines.FORMATS[1:])}, or auto, which keeps the file's "
     "formats. q8: 8 bits, a scale per 32 weights; q4: 4 bits, a scale and a minimum per 32; int8: a scale per row, and "
     "activations in 8 bits, too; llm-int8: int8 with outliers in f32; absmax, absmax-row, zeropoint: for study.  "
