@@ -97,6 +97,15 @@ def test_a_file_that_is_no_tokenizer(model: Path, tmp_path: Path) -> None:
         pronk.load(model, tokenizer=text)
 
 
+def test_a_folder_whose_tokenizer_is_damaged(model: Path, tmp_path: Path) -> None:
+    """It was told that it has no model, which nobody had said of it."""
+    with pytest.raises(ModelNotFound, match=r"no tokenizer in .*: it has no tokenizer\.json, tokenizer\.model or"):
+        pronk.load(model, tokenizer=tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"broken')
+    with pytest.raises(BadFile, match=r"tokenizer\.json: not a tokenizer\.json"):
+        pronk.load(model, tokenizer=tmp_path)
+
+
 def test_special_tokens_may_lie_beyond_the_embedding(model: Path, tmp_path: Path) -> None:
     """As the padding token that fine-tuning often adds; it cannot be a prompt's."""
     llm = pronk.load(model, tokenizer=widened(model, tmp_path, "<pad>", special=True), device="cpu")

@@ -171,11 +171,14 @@ def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:
         path = known
     try:
         return tokenizers.find(path)
-    except (BadFile, ModelNotFound):
+    except (BadFile, ModelNotFound) as error:
         if not path.exists():
             raise
+        problem = error
     try:
         return checkpoints.open(path).tokenizer
+    except ModelNotFound:  # a folder of neither
+        raise problem from None
     except BadFile as error:
         if error.problem != checkpoints.NO_MODEL:
             raise

@@ -546,6 +546,16 @@ def test_rows_that_no_blocks_fill_are_told(run: Run, tmp_path: Path, how: list[s
     assert ("2 of 16 matrices have rows that do not fill blocks of 32" in result.stderr) == told
 
 
+def test_rows_that_do_not_fill_the_type_that_was_asked_for_are_told(run: Run, tmp_path: Path) -> None:
+    """q4_k's receipt had Q4_1 for most matrices, and did not say why."""
+    config = tiny_config(vocab_size=259, intermediate_size=256, max_position_embeddings=512)
+    save_huggingface(save_tiny_chat_model(tmp_path / "source"), config, random_weights(config))
+    for to, told in (("q4_k", "14 of 16 matrices have rows that do not fill blocks of 256 weights, as Q4_K has them: "
+                      "they are in Q4_1\n"), ("q4_0", "")):  # fmt: skip
+        result = run("quantize", str(tmp_path / "source"), str(tmp_path / f"{to}.gguf"), "--to", to)
+        assert (result.exit_code, told in result.stderr, "do not fill" in result.stderr) == (0, True, bool(told))
+
+
 def test_one_text_for_both_is_refused_before_it_is_read(run: Run, model: str, tmp_path: Path) -> None:
     """Standard input was empty for the second, which was said to have no tokens."""
     both = ("--calibration-text", "-", "--text", "-")

@@ -197,6 +197,19 @@ def within(
     return {"max_size": most, "text": text_name, **asdict(found)}
 
 
+def tell_of_short_rows(checkpoint: Checkpoint, kinds: Mapping[str, str], asked: str) -> None:
+    """Say which matrices could not be given the type that was asked for."""
+    from pronk.calibrate.grids import RULES
+
+    block, shapes = RULES[asked].block, checkpoint.config.tensor_shapes()
+    others = Counter(kind for name, kind in kinds.items() if shapes[name][1] % block)
+    if others:
+        console.note(
+            f"{others.total()} of {len(kinds)} matrices have rows that do not fill blocks of {block} weights, as {asked} has "
+            f"them: they are in {' and '.join(kind for kind, _ in others.most_common())}"
+        )
+
+
 def why(choice: Mapping[str, Any]) -> list[str]:
     """The types of each kind of matrix, and what all together were thought to cost."""
     kinds: dict[str, Counter[str]] = {}

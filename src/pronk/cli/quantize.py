@@ -205,7 +205,7 @@ def command(
         "int8_threshold": int8_threshold,
         "finite": True,
     }
-    made, plain = checkpoint, None
+    made, plain, kinds = checkpoint, None, dict[str, str]()
     if in_blocks:
         how["dtype"] = {}  # as they are
         fed = None
@@ -252,7 +252,9 @@ def command(
             f"{receipt['plain']['mean']:.3g} nats on {text_name}): calibrate on a text more like it, or "
             "leave out --calibrate"
         )
-    if container == "gguf" and not (to in FORMATS and FORMATS[to].codes is None):
+    if to in calibration.NAMES:
+        blocks.tell_of_short_rows(checkpoint, kinds, calibration.NAMES[to])
+    elif container == "gguf" and not (to in FORMATS and FORMATS[to].codes is None):
         _tell_of_uneven_rows(checkpoint)
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
     console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")

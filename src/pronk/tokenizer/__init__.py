@@ -59,6 +59,8 @@ def find(path: Path) -> TokenizerSource:
     for file in candidates:
         if tokenizer_source.present(file) and (source := tokenizer_source.of_file(file)):
             return source
-    if path.is_dir():
-        raise ModelNotFound(f"no tokenizer in {path}: it has no {', '.join(_USUAL_FILES[:-1])} or {_USUAL_FILES[-1]}")
-    raise BadFile(path, "not a tokenizer.json, tokenizer.model (SentencePiece or tiktoken) or tokenizer.bin (llama2.c)")
+    if damaged := [file for file in candidates if file.is_file()]:
+        raise BadFile(
+            damaged[0], "not a tokenizer.json, tokenizer.model (SentencePiece or tiktoken) or tokenizer.bin (llama2.c)"
+        )
+    raise ModelNotFound(f"no tokenizer in {path}: it has no {', '.join(_USUAL_FILES[:-1])} or {_USUAL_FILES[-1]}")
