@@ -173,7 +173,7 @@ constexpr int kTokensInMemory = tile_tokens(1) - (S::sums_narrow ? 1 : 0);
 
 // Groups [from, to) of some tokens are added to y [tokens][64]. kMost: tokens of a tile.
 template <class Of, int kMost, class WeightsOf, class Ask>
-void add_groups(const WeightsOf& weights_of, const Ask& ask, int from, int to, int first, int vectors, const Rows& x, int tokens, float* y) {
+PRONK_INLINE void add_groups(const WeightsOf& weights_of, const Ask& ask, int from, int to, int first, int vectors, const Rows& x, int tokens, float* y) {
     const LookedUp<Of> brought(x, from, to, tokens);
     in_tiles<kMost>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;

@@ -23,17 +23,17 @@ void write_planes(const FormatTraits& format, const Tile& tile, uint8_t* block, 
         uint32_t steps[kSteps][kTileRows];
         for (int s = 0; s < kSteps; ++s)
             for (int r = 0; r < kTileRows; ++r) steps[s][r] = read<uint32_t>(rows[r].codes + g * kGroup + 4 * s);
-        for (const int plane : kPlaneBits) {
-            if (!has_plane(format.bits, plane)) continue;
-            const int under = bits_under(format.bits, plane);
-            for (int line = 0; line < plane; ++line) {
-                uint32_t words[kTileRows] = {};
-                for (int f = 0; f < 8 / plane; ++f)
-                    for (int r = 0; r < kTileRows; ++r)
-                        words[r] |= (steps[line * 8 / plane + f][r] >> under & in_each_byte((1 << plane) - 1)) << f * plane;
-                std::memcpy(group + (under + line) * kLineBytes + tile.first * 4, words, tile.rows * sizeof *words);
+        uint32_t lines[8][kTileRows] = {};
+        for (int s = 0; s < kSteps; ++s) {
+            const Pieces found = pieces(format.bits, s);
+            for (int i = 0; i < found.count; ++i) {
+                const Piece& piece = found.of[i];
+                const uint32_t mask = in_each_byte((1 << piece.count) - 1);
+                for (int r = 0; r < kTileRows; ++r) lines[piece.line][r] |= (steps[s][r] >> piece.to & mask) << piece.from;
             }
         }
+        for (int line = 0; line < format.bits; ++line)
+            std::memcpy(group + line * kLineBytes + tile.first * 4, lines[line], tile.rows * sizeof **lines);
         if (format.scales != Scales::part) continue;
         for (int h = 0; h < kGroup / format.part; ++h) {
             const int p = g * kGroup / format.part + h;
@@ -214,11 +214,11 @@ void unpack_planes(const Matrix& matrix, const uint8_t* panel, size_t row, float
             const uint8_t* group = panel + k / kGroup * layout.group;
             const int s = k % kGroup / 4, h = k % kGroup / format.part;
             int code = 0, whole = 0, whole_minimum = 0;
-            for (const int plane : kPlaneBits) {
-                if (!has_plane(format.bits, plane)) continue;
-                const int under = bits_under(format.bits, plane), fields = 8 / plane;
-                const int byte = group[(under + s / fields) * kLineBytes + row * 4 + k % 4];
-                code |= (byte >> s % fields * plane & ((1 << plane) - 1)) << under;
+            const Pieces found = pieces(format.bits, s);
+            for (int i = 0; i < found.count; ++i) {
+                const Piece& piece = found.of[i];
+                const int byte = group[piece.line * kLineBytes + row * 4 + k % 4];
+                code |= (byte >> piece.from & ((1 << piece.count) - 1)) << piece.to;
             }
             if (format.scales == Scales::part) {
                 whole = static_cast<int8_t>(group[layout.scale(h) + row]);

@@ -3,10 +3,10 @@
 // A block of a panel (256 columns, or 32 where each group has a half of its own) is its groups of 32 columns one after
 // the other, and then a half for each row, [64]: a scale; and a second, where there are minima.
 //
-// A group is its planes, the whole numbers that are its parts' scales [32 / part][64], and those of their minima. A code of 6
-// bits has 4 of them in one plane and 2 in another: 5 are 4 + 1, 3 are 2 + 1; 8 are one plane. A plane of b bits is b lines of [64][4] bytes;
-// byte (line, row, i) holds columns 4 s + i of the steps s = line * 8 / b + f, f ascending from its lowest bits. So the codes of four
-// columns are one field of one line in each plane, and what unpacks them masks and shifts whole lines.
+// A group is a plane of codes, one of the whole numbers that are its parts' scales [32 / part][64], and one of those of their minima.
+// Codes of b bits are b lines of [64][4] bytes. Byte (line, row, i) holds columns 4 s + i of one step s or of several: as many
+// whole codes as fit, from its lowest bits up. What it has left on top is part of another: of 6 bits two, of 5 three, of 3 two.
+// So the codes of four columns are whole lines shifted and masked, and those in pieces two or three of such.
 #pragma once
 
 #include "source.h"
@@ -15,12 +15,50 @@ namespace pronk {
 
 constexpr int kSteps = kGroup / 4;  // of a group: four columns
 
-// Planes from the lowest bits up.
-constexpr int kPlaneBits[] = {8, 4, 2, 1};
+// Bits of a code: `count` from bit `from` on of a byte of line `line` are the code's from bit `to` on.
+struct Piece {
+    int line, from, count, to;
+};
+struct Pieces {
+    Piece of[3] = {};
+    int count = 1;
+};
 
-// Whether codes of `bits` have a plane of `plane` bits, and what lies under it.
-constexpr bool has_plane(int bits, int plane) { return bits & plane; }
-constexpr int bits_under(int bits, int plane) { return bits & ~(2 * plane - 1); }
+// Where codes of `bits` lie of step `step`.
+constexpr Pieces pieces(int bits, int step) {
+    const int fields = 8 / bits;  // whole codes of a byte
+    if (bits == 6) {
+        const int line = step / 4 * 3;
+        if (step % 4 == 3) return {{{line, 6, 2, 0}, {line + 1, 6, 2, 2}, {line + 2, 6, 2, 4}}, 3};
+        return {{{line + step % 4, 0, 6, 0}}};
+    }
+    if (step < bits * fields) return {{{step / fields, step % fields * bits, bits, 0}}};
+    if (bits == 5) {
+        if (step == 7) return {{{2, 5, 3, 0}, {3, 7, 1, 3}, {4, 7, 1, 4}}, 3};
+        return {{{step - 5, 5, 3, 0}, {step - 2, 5, 2, 3}}, 2};
+    }
+    return {{{step - 6, 6, 2, 0}, {2, step, 1, 2}}, 2};  // 3 bits
+}
+
+// Whether none are in pieces.
+constexpr bool fill_bytes(int bits) { return 8 % bits == 0; }
+
+// Whether every bit of a group's codes has a place, and no two have one.
+constexpr bool have_places(int bits) {
+    int taken[8] = {};  // bits of a line
+    for (int step = 0; step < kSteps; ++step) {
+        const Pieces found = pieces(bits, step);
+        int code = 0;
+        for (int i = 0; i < found.count; ++i) {
+            const int mask = (1 << found.of[i].count) - 1, from = mask << found.of[i].from, to = mask << found.of[i].to;
+            if (found.of[i].line >= bits || from > 255 || taken[found.of[i].line] & from || code & to) return false;
+            taken[found.of[i].line] |= from, code |= to;
+        }
+        if (code != (1 << bits) - 1) return false;
+    }
+    return true;
+}
+static_assert(have_places(2) && have_places(3) && have_places(4) && have_places(5) && have_places(6) && have_places(8));
 
 struct PlaneLayout {
     int codes, group, halves, block;  // bytes: of a group's codes, of all of a group, before the halves, of a block

@@ -1,7 +1,7 @@
 // Products of codes in planes (planes.h), which are bytes or are unpacked to such. Part of kernels_matmul.cpp.
 //
 // One token multiplies what it unpacks where it is, in registers, for it reads weights once; so do tiles with AVX-512 and VNNI, of
-// codes of one plane or of at most four tokens. For others a few groups of a panel are unpacked into the first-level cache, and
+// codes that fill bytes or of at most four tokens. For others a few groups of a panel are unpacked into the first-level cache, and
 // multiplied by many tokens: what unpacking costs is shared by all of them, and the tiles know nothing of formats but how many
 // columns share a scale. What is summed in which order is the same.
 //
@@ -29,8 +29,10 @@ struct Planes {
     // Whether sums of both parts are added up, each times its whole scale, before they are floats. 4 x 32767 x 128 is under 2^24:
     // they are exact.
     static constexpr bool joined = parts == 2 && S::joins_parts;
-    static constexpr bool one_plane = (format.bits & (format.bits - 1)) == 0;
-    static constexpr int period = one_plane && 8 / format.bits <= kSteps / parts ? 8 / format.bits : kSteps / parts;  // steps with a field each
+    // Where registers are few, larger tiles are worth a sum of floats' way to memory and back, once a group but not twice.
+    static constexpr bool sums_in_registers = kRoomy || (parts == 2 && !joined);
+    static constexpr bool fills_bytes = fill_bytes(format.bits);
+    static constexpr int period = fills_bytes && 8 / format.bits <= kSteps / parts ? 8 / format.bits : kSteps / parts;  // steps with a field each
     static constexpr int half = 1 << (format.bits - 1);
     static constexpr int middle = format.table ? kRaised : minima && format.bits <= 4 ? 0 : half;
     static_assert(minima || format.table || format.offset == middle);
@@ -40,18 +42,14 @@ struct Planes {
     // Codes of step kStep of 16 rows, whose words in the group's first line are at p.
     template <int kStep>
     PRONK_INLINE S::Bytes codes(const uint8_t* p) {
-        S::Bytes found;
-        const auto take = [&]<int kPlane>(std::integral_constant<int, kPlane>) __attribute__((always_inline)) {
-            if constexpr (has_plane(format.bits, kPlane)) {
-                constexpr int under = bits_under(format.bits, kPlane), fields = 8 / kPlane;
-                const S::Bytes line = S::load_bytes(p + (under + kStep / fields) * kLineBytes);
-                const S::Bytes part = S::template field<kStep % fields * kPlane - under, ((1 << kPlane) - 1) << under>(line);
-                if constexpr (under) found = S::either(found, part);
-                else found = part;
-            }
+        constexpr Pieces pieces = pronk::pieces(format.bits, kStep);
+        const auto piece = [&]<int kPiece>(std::integral_constant<int, kPiece>) __attribute__((always_inline)) {
+            constexpr Piece at = pieces.of[kPiece];
+            return S::template field<at.from - at.to, ((1 << at.count) - 1) << at.to>(S::load_bytes(p + at.line * kLineBytes));
         };
-        take(std::integral_constant<int, 8>()), take(std::integral_constant<int, 4>());
-        take(std::integral_constant<int, 2>()), take(std::integral_constant<int, 1>());
+        S::Bytes found = piece(std::integral_constant<int, 0>());
+        if constexpr (pieces.count > 1) found = S::either(found, piece(std::integral_constant<int, 1>()));
+        if constexpr (pieces.count > 2) found = S::either(found, piece(std::integral_constant<int, 2>()));
         if constexpr (format.table) return S::look_up(kRaisedIQ4, found);
         return found;
     }
@@ -129,10 +127,8 @@ struct InPanel {
     // For what comes next, line by line, by who reads them first.
     template <int kStep>
     __attribute__((always_inline)) void ask(int r, size_t period) const {
-        if constexpr (kAhead)
-            for (const int plane : kPlaneBits)
-                if (has_plane(Of::format.bits, plane) && kStep % (8 / plane) == 0)
-                    __builtin_prefetch(words(r) + kPrefetch + (bits_under(Of::format.bits, plane) + kStep / (8 / plane) + period) * kLineBytes);
+        constexpr Piece at = pieces(Of::format.bits, kStep).of[0];
+        if (kAhead && at.from == 0) __builtin_prefetch(words(r) + kPrefetch + (at.line + period) * kLineBytes);
     }
     __attribute__((always_inline)) void ask_for_scales() const {
         const uint8_t* p = block + kPrefetch;
@@ -174,11 +170,16 @@ void one_token(const uint8_t* panel, int groups, int first, int vectors, const R
     for (int g = 0; g < groups; ++g) {
         Of::prefetch(weights.block, weights.group);
         for (int v = first; v < first + vectors; v += R) {
-            F acc[1][R];
             weights.row = v * 16;
-            for (int r = 0; r < R; ++r) acc[0][r] = S::load(y + (v + r) * 16);
-            add_group_of<Of>(weights, x, g, acc);
-            for (int r = 0; r < R; ++r) S::store(y + (v + r) * 16, acc[0][r]);
+            const InMemory sums{y + v * 16};
+            if constexpr (Of::sums_in_registers) {
+                F acc[1][R];
+                for (int r = 0; r < R; ++r) acc[0][r] = sums.get(0, r);
+                add_group_of<Of>(weights, x, g, acc);
+                for (int r = 0; r < R; ++r) sums.put(0, r, acc[0][r]);
+            } else {
+                add_group<Of, 1, R>(weights, Brought<Of>{x, g}, x.data + g * kGroup, x.stride, sums);
+            }
         }
         if (++weights.group == Of::groups) weights.group = 0, weights.block += Of::layout.block;
     }
@@ -208,8 +209,11 @@ void one_token_of_bytes(const uint8_t* panel, int groups, int first, const Rows&
 // Tiles of any size unpack for themselves where there are registers, and one instruction multiplies bytes. They are large without.
 constexpr bool kUnpacksInTiles = kRoomy && S::sums_in_words;
 
-// So many unpack for themselves all the same: twice is no more than once through the cache, but three tiles are.
-PRONK_INLINE bool are_few(int tokens) { return tokens == 2 || tokens == 4 || tokens == 8; }
+// So many unpack for themselves all the same: once or twice is no more than once through the cache. Where codes are in pieces, once.
+template <class Of>
+PRONK_INLINE bool are_few(int tokens) {
+    return tokens == 2 || tokens == 3 || tokens == 4 || (tokens == 8 && Of::fills_bytes);
+}
 
 // Gives what is left to ask for: handed over by value, for a reference goes through memory with each line.
 template <Format kFormat, int T, int R>
@@ -301,16 +305,14 @@ void planes_through_cache(const uint8_t* panel, size_t next, int groups, int fir
     for (int t = 0; t < tokens; ++t)
         for (int v = first; v < first + vectors; ++v) S::store(y + t * kPanelRows + v * 16, S::zero());
     const auto in_panel = [=](int g, size_t row) { return InPanel<kFormat>{panel + g / Of::groups * Of::layout.block, g % Of::groups, row}; };
-    // Where registers are few, tiles of more tokens are worth a sum's way to memory and back, once a group but not twice.
-    constexpr bool in_registers = kRoomy || (Of::parts == 2 && !Of::joined);
-    constexpr std::integral_constant<int, in_registers ? tile_tokens(2) : kTokensInMemory> most;
-    Ahead ahead(panel + next, next, groups * rounds(tokens, most, in_registers ? kVectors : 2));
+    constexpr std::integral_constant<int, Of::sums_in_registers ? tile_tokens(2) : kTokensInMemory> most;
+    Ahead ahead(panel + next, next, groups * rounds(tokens, most, Of::sums_in_registers ? kVectors : 2));
     [[maybe_unused]] const auto ask = [&] { ahead.ask(); };
     [[maybe_unused]] Unpacked unpacked;
     for (int from = 0; from < groups; from += kGroupsAtOnce) {
         const int to = from + kGroupsAtOnce < groups ? from + kGroupsAtOnce : groups;
         const auto add = [&](const auto& weights, const auto& ask, auto most) {
-            if constexpr (in_registers) add_groups_in_registers<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
+            if constexpr (Of::sums_in_registers) add_groups_in_registers<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
             else add_groups<Of, most.value>(weights, ask, from, to, first, vectors, x, tokens, y);
         };
         if constexpr (Of::wide && S::widens_bytes) {
@@ -326,16 +328,17 @@ void planes_through_cache(const uint8_t* panel, size_t next, int groups, int fir
         } else if constexpr (Of::as_is) {
             add(in_panel, ask, most);
         } else {
-            if constexpr (!in_registers && Of::one_plane && most.value >= 4) {
-                if (are_few(tokens)) {
-                    add(in_panel, ask, std::integral_constant<int, 4>());
+            if constexpr (!Of::sums_in_registers && most.value >= 4) {
+                if (are_few<Of>(tokens)) {
+                    if (tokens == 3) add(in_panel, ask, std::integral_constant<int, 3>());
+                    else add(in_panel, ask, std::integral_constant<int, 4>());
                     continue;
                 }
             }
             Of::unpack(panel, from, to, first, vectors, unpacked);
             const auto in_cache = [&](int g, size_t row) { return InCache{unpacked, g - from, row}; };
             // Where sums of floats go through memory, even a look whether to ask costs a twentieth.
-            if constexpr (in_registers) add(in_cache, ask, most);
+            if constexpr (Of::sums_in_registers) add(in_cache, ask, most);
             else add(in_cache, [] {}, most);
         }
     }
@@ -347,11 +350,11 @@ void planes_of_panel(const uint8_t* panel, int cols, size_t next, int first, int
     using Of = Planes<kFormat>;
     const int groups = (cols + kGroup - 1) / kGroup;
     if constexpr (kUnpacksInTiles) {
-        if (tokens == 8 ? Of::one_plane : tokens == 4 && !Of::as_is)
+        if (tokens == 8 ? Of::fills_bytes : tokens == 4 && !Of::as_is)
             return fours_in_turn<kFormat>(panel, next, groups, first, vectors, x, tokens, y);
-        // Codes of several planes cost too much to be unpacked by more than one tile.
-        constexpr int most = Of::one_plane ? tile_tokens(2) : kWhole;
-        if (Of::one_plane || (tokens > 1 && tokens <= most)) return planes_in_tiles<kFormat, most>(panel, next, groups, first, vectors, x, tokens, y);
+        // Codes in pieces cost too much to be unpacked by more than one tile.
+        constexpr int most = Of::fills_bytes ? tile_tokens(2) : kWhole;
+        if (Of::fills_bytes || (tokens > 1 && tokens <= most)) return planes_in_tiles<kFormat, most>(panel, next, groups, first, vectors, x, tokens, y);
     }
     planes_through_cache<kFormat>(panel, next, groups, first, vectors, x, tokens, y);
 }

@@ -189,7 +189,8 @@ struct Simd {
     }
 
     PRONK_INLINE void store_bytes(void* p, Bytes x) { store_int((int32_t*)p, x); }
-    PRONK_INLINE Bytes either(Bytes x, Bytes y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+    // In place, or else GCC 12 shifts first what is put together later, and has no registers left.
+    PRONK_INLINE Bytes either(Bytes x, Bytes y) { return {in_place(_mm256_or_si256(x.a, y.a)), in_place(_mm256_or_si256(x.b, y.b))}; }
     // What is left of each byte under the mask after kShift bits to the right.
     template <int kShift, int kMask>
     PRONK_INLINE Bytes field(Bytes x) {
@@ -242,17 +243,13 @@ struct Simd {
     }
     // The same times a factor of each row, which is in both halves of its word.
     PRONK_INLINE I widened(I x, I factors) { return {_mm256_madd_epi16(x.a, factors.a), _mm256_madd_epi16(x.b, factors.b)}; }
-    PRONK_INLINE I twice(I x) {  // the low half of each word, in both
-        const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13));
-        return {_mm256_shuffle_epi8(x.a, order), _mm256_shuffle_epi8(x.b, order)};
+    PRONK_INLINE I in_both_halves(__m256i words) {
+        const __m256i w = _mm256_permute4x64_epi64(words, 0xd8);
+        return {_mm256_unpacklo_epi16(w, w), _mm256_unpackhi_epi16(w, w)};
     }
-    PRONK_INLINE I factors_int8(const void* p) {
-        const __m128i x = _mm_loadu_si128((const __m128i*)p);
-        return twice({_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(x, x))});
-    }
+    PRONK_INLINE I factors_int8(const void* p) { return in_both_halves(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p))); }
     PRONK_INLINE I factors_nibbles(const void* p) {
-        const __m128i x = _mm_and_si128(_mm_loadu_si128((const __m128i*)p), _mm_set1_epi8(15));
-        return twice({_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))});
+        return in_both_halves(_mm256_and_si256(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), _mm256_set1_epi16(15)));
     }
 #endif
 
