@@ -82,9 +82,12 @@ struct Planes {
         return S::add(S::mul(scale, S::set(middle)), minimum);
     }
 
-    PRONK_INLINE void prefetch(const uint8_t* block, int g) {
-        for (int line = 0; line < layout.block / groups; line += 64)
-            __builtin_prefetch(block + g * layout.block / groups + kPrefetch + line);
+    // What comes after group g, in turns: so many lines at once are more than a core can have on their way.
+    template <int kTurns = 1>
+    PRONK_INLINE void prefetch(const uint8_t* block, int g, int turn = 0) {
+        constexpr int size = layout.block / groups, lines = (size + 63) / 64, some = (lines + kTurns - 1) / kTurns * 64;
+        const uint8_t* next = block + g * size + kPrefetch + turn * some;
+        for (int line = 0; line < some; line += 64) __builtin_prefetch(next + line);
     }
 
     // Groups [from, to) of a panel.
@@ -168,8 +171,8 @@ void one_token(const uint8_t* panel, int groups, int first, int vectors, const R
     for (int v = first; v < first + vectors; ++v) S::store(y + v * 16, S::zero());
     InPanel<kFormat> weights{panel, 0, 0};
     for (int g = 0; g < groups; ++g) {
-        Of::prefetch(weights.block, weights.group);
         for (int v = first; v < first + vectors; v += R) {
+            Of::template prefetch<kVectors / R>(weights.block, weights.group, v / R);
             weights.row = v * 16;
             const InMemory sums{y + v * 16};
             if constexpr (Of::sums_in_registers) {
