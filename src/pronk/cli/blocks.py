@@ -205,8 +205,8 @@ def tell_of_short_rows(checkpoint: Checkpoint, kinds: Mapping[str, str], asked: 
     others = Counter(kind for name, kind in kinds.items() if shapes[name][1] % block)
     if others:
         console.note(
-            f"{others.total()} of {len(kinds)} matrices have rows that do not fill blocks of {block} weights, as {asked} "
-            f"has them: they are in {' and '.join(kind for kind, _ in others.most_common())}"
+            f"{others.total()} of {len(kinds)} matrices have rows that do not fill blocks of {block} weights, as "
+            f"{asked} has them: they are in {' and '.join(kind for kind, _ in others.most_common())}"
         )
 
 
