@@ -102,8 +102,11 @@ def test_a_folder_whose_tokenizer_is_damaged(model: Path, tmp_path: Path) -> Non
     with pytest.raises(ModelNotFound, match=r"no tokenizer in .*: it has no tokenizer\.json, tokenizer\.model or"):
         pronk.load(model, tokenizer=tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"broken')
-    with pytest.raises(BadFile, match=r"tokenizer\.json: not a tokenizer\.json"):
-        pronk.load(model, tokenizer=tmp_path)
+    for config in (None, "{}", '{"cut', (model / "config.json").read_text()):
+        if config:
+            (tmp_path / "config.json").write_text(config)
+        with pytest.raises(BadFile, match=r"tokenizer\.json: not a tokenizer\.json"):
+            pronk.load(model, tokenizer=tmp_path)
 
 
 def test_special_tokens_may_lie_beyond_the_embedding(model: Path, tmp_path: Path) -> None:

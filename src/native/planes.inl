@@ -43,8 +43,11 @@ struct Planes {
     template <int kStep>
     PRONK_INLINE S::Bytes codes(const uint8_t* p) {
         constexpr Pieces pieces = pronk::pieces(format.bits, kStep);
+        // Lines that come up again are read again, from the first-level cache: kept, they would take the registers that sums need.
+        if constexpr (kRoomy && whole && pieces.count > 1) asm("" : "+r"(p));
         const auto piece = [&]<int kPiece>(std::integral_constant<int, kPiece>) __attribute__((always_inline)) {
             constexpr Piece at = pieces.of[kPiece];
+            static_assert(at.from >= at.to);
             return S::template field<at.from - at.to, ((1 << at.count) - 1) << at.to>(S::load_bytes(p + at.line * kLineBytes));
         };
         S::Bytes found = piece(std::integral_constant<int, 0>());
@@ -172,7 +175,8 @@ void one_token(const uint8_t* panel, int groups, int first, int vectors, const R
     InPanel<kFormat> weights{panel, 0, 0};
     for (int g = 0; g < groups; ++g) {
         for (int v = first; v < first + vectors; v += R) {
-            Of::template prefetch<kVectors / R>(weights.block, weights.group, v / R);
+            if (vectors == kVectors) Of::template prefetch<kVectors / R>(weights.block, weights.group, v / R);
+            else Of::template prefetch<kVectors / 2 / R>(weights.block, weights.group, (v - first) / R);
             weights.row = v * 16;
             const InMemory sums{y + v * 16};
             if constexpr (Of::sums_in_registers) {

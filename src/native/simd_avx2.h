@@ -196,7 +196,6 @@ struct Simd {
     PRONK_INLINE Bytes field(Bytes x) {
         const __m256i mask = _mm256_set1_epi8((char)kMask);
         if constexpr (kShift > 0) x = {_mm256_srli_epi16(x.a, kShift), _mm256_srli_epi16(x.b, kShift)};
-        if constexpr (kShift < 0) x = {_mm256_slli_epi16(x.a, -kShift), _mm256_slli_epi16(x.b, -kShift)};
         return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
     }
     PRONK_INLINE Bytes look_up(const uint8_t* table, Bytes x) {  // of 16

@@ -95,7 +95,6 @@ struct Simd {
     template <int kShift, int kMask>
     PRONK_INLINE Bytes field(Bytes x) {
         if constexpr (kShift > 0) x = _mm512_srli_epi16(x, kShift);
-        if constexpr (kShift < 0) x = _mm512_slli_epi16(x, -kShift);
         return _mm512_and_si512(x, _mm512_set1_epi8((char)kMask));
     }
     PRONK_INLINE Bytes look_up(const uint8_t* table, Bytes x) {  // of 16

@@ -149,7 +149,6 @@ struct Simd {
     PRONK_INLINE Bytes field(Bytes x) {
         for (uint8x16_t& b : x.v) {
             if constexpr (kShift > 0) b = vshrq_n_u8(b, kShift);
-            if constexpr (kShift < 0) b = vshlq_n_u8(b, -kShift);
             b = vandq_u8(b, vdupq_n_u8(kMask));
         }
         return x;

@@ -145,7 +145,7 @@ struct Simd {
     // What is left of each byte under the mask after kShift bits to the right.
     template <int kShift, int kMask>
     PRONK_INLINE Bytes field(Bytes x) {
-        for (uint8_t& b : x.v) b = (uint8_t)((kShift < 0 ? b << (kShift < 0 ? -kShift : 0) : b >> (kShift < 0 ? 0 : kShift)) & kMask);
+        for (uint8_t& b : x.v) b = (uint8_t)(b >> kShift & kMask);
         return x;
     }
     PRONK_INLINE Bytes look_up(const uint8_t* table, Bytes x) {  // of 16

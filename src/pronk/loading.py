@@ -15,7 +15,7 @@ from pronk import tokenizer as tokenizers
 from pronk.checkpoint.hub import resolve as hub
 from pronk.checkpoint.tensors import Checkpoint, Progress
 from pronk.engine.batch import PASS_TOKENS
-from pronk.errors import BadFile, BadRequest, ModelNotFound, os_problem
+from pronk.errors import BadFile, BadRequest, ModelNotFound, Unsupported, os_problem
 from pronk.llm import LLM
 from pronk.spellings import named as names_ours
 from pronk.system import expanded, trim_memory
@@ -177,12 +177,12 @@ def find_tokenizer(path: str | PathLike[str]) -> TokenizerSource | None:
         problem = error
     try:
         return checkpoints.open(path).tokenizer
-    except ModelNotFound:  # a folder of neither
-        raise problem from None
-    except BadFile as error:
-        if error.problem != checkpoints.NO_MODEL:
-            raise
-        raise BadFile(path, "is neither a tokenizer nor a model that brings one") from None
+    except (BadFile, ModelNotFound, Unsupported) as error:
+        if path.is_dir() and (isinstance(problem, BadFile) or isinstance(error, ModelNotFound)):
+            raise problem from None  # of the tokenizer, which is what was asked for
+        if isinstance(error, BadFile) and error.problem == checkpoints.NO_MODEL:
+            raise BadFile(path, "is neither a tokenizer nor a model that brings one") from None
+        raise
 
 
 def _check_name(what: str, name: object) -> None:

@@ -72,7 +72,7 @@ def test_types_are_kept_and_blocks_reachable(tmp_path: Path, big_endian: bool) -
         return "Q8_0" if "_proj" in name and "mlp" not in name else "Q4_0" if "mlp" in name else "F16"
 
     found = gguf.read(save_gguf(tmp_path / "m.gguf", config, weights, dtype=dtype, big_endian=big_endian))
-    assert found.quantization == "Q8_0 x 8, Q4_0 x 6"
+    assert found.quantization == "Q8_0 x 8, Q4_0 x 6, F16 x 1"  # which was not counted
     for name, array in weights.items():
         tensor, kind = found.tensors[name], dtype(name, array)
         assert tensor.dtype == kind

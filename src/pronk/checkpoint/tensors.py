@@ -84,7 +84,7 @@ class Checkpoint:
     config: ModelConfig
     tensors: Mapping[str, LazyTensor]
     tokenizer: TokenizerSource | None = None
-    quantization: str | None = None  # the block types and how many tensors have each, as in "Q4_1 x 210, Q8_0 x 1"
+    quantization: str | None = None  # of matrices where blocks are among them, as in "Q4_1 x 210, Q8_0 x 1"
     int8_threshold: float | None = None  # what an LLM.int8() checkpoint says of itself
     files: tuple[Path, ...] = ()  # those that hold weights
     generation: GenerationConfig = field(default_factory=GenerationConfig)

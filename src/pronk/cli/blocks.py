@@ -206,7 +206,7 @@ def tell_of_short_rows(checkpoint: Checkpoint, kinds: Mapping[str, str], asked: 
     if others:
         console.note(
             f"{others.total()} of {len(kinds)} matrices have rows that do not fill blocks of {block} weights, as "
-            f"{asked} has them: they are in {' and '.join(kind for kind, _ in others.most_common())}"
+            f"{asked} has them: they are in {', '.join(kind for kind, _ in others.most_common())}"
         )
 
 

@@ -53,8 +53,9 @@ def read(path: Path) -> Checkpoint:
             tensor = _lazy(part, info, config)
             tensors[tensor.name] = tensor
     check_tensors(first.path, config, tensors)
-    counts = Counter(t.dtype for t in tensors.values() if t.dtype not in PLAIN_DTYPES)
-    quantization = ", ".join(f"{dtype} x {count}" for dtype, count in counts.most_common()) or None
+    counts = Counter(t.dtype for t in tensors.values() if t.dtype not in PLAIN_DTYPES or len(t.shape) == 2)
+    types = ", ".join(f"{dtype} x {count}" for dtype, count in counts.most_common())
+    quantization = types if counts.keys() - PLAIN_DTYPES.keys() else None
     files = tuple(part.path for part in parts)
     return Checkpoint(path, "gguf", config, tensors, _tokenizer(first), quantization, files=files)
 
