@@ -197,16 +197,14 @@ def within(
     return {"max_size": most, "text": text_name, **asdict(found)}
 
 
-def tell_of_short_rows(checkpoint: Checkpoint, kinds: Mapping[str, str], asked: str) -> None:
-    """Say which matrices could not be given the type that was asked for."""
-    from pronk.calibrate.grids import RULES
-
-    block, shapes = RULES[asked].block, checkpoint.config.tensor_shapes()
-    others = Counter(kind for name, kind in kinds.items() if shapes[name][1] % block)
+def tell_of_short_rows(checkpoint: Checkpoint, block: int, whose: str, kinds: Mapping[str, str]) -> None:
+    """Say which matrices could not be in blocks of so many weights, and what they are in: of `kinds`, or f16."""
+    rows = {name: shape[1] for name, shape in checkpoint.config.tensor_shapes().items() if len(shape) == 2}
+    others = Counter(kinds.get(name, "F16") for name, columns in rows.items() if columns % block)
     if others:
         console.note(
-            f"{others.total()} of {len(kinds)} matrices have rows that do not fill blocks of {block} weights, as "
-            f"{asked} has them: they are in {', '.join(kind for kind, _ in others.most_common())}"
+            f"{others.total()} of {len(rows)} matrices have rows that do not fill blocks of {block} weights, as "
+            f"{whose} them: they are in {', '.join(kind for kind, _ in others.most_common())}"
         )
 
 

@@ -166,6 +166,7 @@ def command(
     It writes SRC to DST, and measures how far the predictions differ.
     """
     from pronk.calibrate.calibrated import rounded, to_round, types
+    from pronk.calibrate.grids import RULES
     from pronk.calibrate.sized import least
     from pronk.checkpoint.writers import write
     from pronk.system import check_disk, expanded, replacing
@@ -253,9 +254,10 @@ def command(
             "leave out --calibrate"
         )
     if to in calibration.NAMES:
-        blocks.tell_of_short_rows(checkpoint, kinds, calibration.NAMES[to])
+        asked = calibration.NAMES[to]
+        blocks.tell_of_short_rows(checkpoint, RULES[asked].block, f"{asked} has", kinds)
     elif container == "gguf" and not (to in FORMATS and FORMATS[to].codes is None):
-        _tell_of_uneven_rows(checkpoint)
+        blocks.tell_of_short_rows(checkpoint, GROUP, "8 and 4 bits have", {})
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
     console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
 
@@ -312,17 +314,6 @@ def _encoded(src: str, checkpoint: Checkpoint, text: str, text_name: str) -> lis
     if len(ids) < _SHORTEST:
         raise BadRequest(f"{text_name} has {len(ids)} tokens, too few to measure {src} on; give {_SHORTEST} or more")
     return ids
-
-
-def _tell_of_uneven_rows(checkpoint: Checkpoint) -> None:
-    """Say which matrices could not be given 8 or 4 bits, whatever was asked for or chosen."""
-    matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
-    uneven = sum(tensor.shape[1] % GROUP > 0 for tensor in matrices)
-    if uneven:
-        console.note(
-            f"{uneven} of {len(matrices)} matrices have rows that do not fill blocks of {GROUP} weights, which 8 and 4 "
-            "bits are stored in: they are in f16"
-        )
 
 
 def _as_text(receipt: Mapping[str, Any]) -> str:
