@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 Part = TypeVar("Part")
 Made = TypeVar("Made")
 
-_ROWS = 512  # of a product that are a piece of work
+_FEWEST, _ROWS = 144, 512  # rows of a product that are a piece of work
 _COLUMNS = 256  # likewise, of a matrix times itself
 _SMALL = 2.0**-40  # squares of what is a millionth of it are still normal numbers
 
@@ -40,6 +40,9 @@ _GET_AND_SET = (
 
 def shared(work: Callable[[Part], Made], parts: Iterable[Part]) -> list[Made]:
     """What comes of each part, in their order; numpy lets go of Python's lock, and its errstate holds here too."""
+    parts = list(parts)
+    if len(parts) == 1:  # a thread takes longer to begin than the small products of a triangle do
+        return [work(parts[0])]
     with ThreadPoolExecutor(processors()) as pool:
         made = [pool.submit(copy_context().run, work, part) for part in parts]
         return [one.result() for one in made]
@@ -48,7 +51,8 @@ def shared(work: Callable[[Part], Made], parts: Iterable[Part]) -> list[Made]:
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """a @ b"""
     out = np.empty((len(a), b.shape[1]), a.dtype)
-    shared(lambda some: np.matmul(a[some], b, out=out[some]), _slices(len(a), _ROWS))
+    rows = min(max(_FEWEST, -(-len(a) // 4)), _ROWS)
+    shared(lambda some: np.matmul(a[some], b, out=out[some]), _slices(len(a), rows))
     return out
 
 
