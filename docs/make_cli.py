@@ -30,7 +30,7 @@ for. Training runs write such a file, `run.yaml`, into their folder.
 | exit code | meaning |
 |---|---|
 | 0 | done; also when the reader of stdout left early, as `head` does |
-| 1 | an error, said in one line that begins with `pronk:`; or `verify` found a bug |
+| 1 | an error, in one line after `pronk:`, also of a value that does not fit the model; or `verify` found a bug |
 | 2 | wrong usage: an unknown option, a value out of range; said in one line, and a second names the help |
 | 3 | `merge` or `quantize` would lose over a third of what the model was taught, and wrote nothing (`--accept-loss`) |
 | 130 | interrupted with Ctrl-C; a second Ctrl-C does not wait for anything |

@@ -32,7 +32,7 @@ def choose(name: str | None, options: Mapping[str, Any]) -> str:
     if name is not None:
         if wrong := lacking[named(name)]:
             others = [f"engine={engine.name!r}" for engine in ENGINES if wrong[0] not in lacking[engine]]
-            raise BadRequest(f"the {name} engine has no {wrong[0]}; leave it out, or take {' or '.join(others)}")
+            raise BadRequest(f"{wrong[0]} is not for the {name} engine; leave it out, or take {' or '.join(others)}")
         return name
     fitting = [engine for engine in ENGINES if not lacking[engine]]
     if not fitting:
@@ -40,7 +40,7 @@ def choose(name: str | None, options: Mapping[str, Any]) -> str:
         whose = next(engine for engine in ENGINES if one not in lacking[engine])
         other = lacking[whose][0]
         its = next(engine for engine in ENGINES if other not in lacking[engine])
-        raise BadRequest(f"{one} is an option of the {whose.title} and {other} one of the {its.title}; leave one out")
+        raise BadRequest(f"{one} is for the {whose.title} and {other} for the {its.title}; leave one out")
     on_gpu = (engine for engine in fitting if options["device"] is None and engine.has_gpu())
     return next(on_gpu, fitting[0]).name
 
@@ -53,9 +53,10 @@ def options_for(engine: Engine, options: Mapping[str, Any]) -> dict[str, Any]:
 def _lacking(engine: Engine, options: Mapping[str, Any]) -> list[str]:
     """What is asked for that another engine has and this one has not."""
     wanted = options["quantize"]
-    found = [name for name in OPTIONS if options[name] is not None and name not in engine.options]
+    asked = [name for name in OPTIONS if options[name] is not None and name not in engine.options]
     if options["device"] in engine.devices:
-        found = [name for name in found if name != "device"]
+        asked = [name for name in asked if name != "device"]
+    found = [f"{name}={options[name]!r}" for name in asked]
     if isinstance(wanted, Mapping):
         return found if engine.mixes else [*found, "quantize for single tensors"]
     return [*found, f"quantize={wanted!r}"] if wanted in FORMATS and wanted not in engine.formats else found

@@ -90,7 +90,7 @@ def load(
     if prefix_cache is not None and (type(prefix_cache) is not int or prefix_cache < 0):
         raise BadRequest(f"prefix_cache must be a whole number of tokens, 0 or more, not {prefix_cache!r}")
     if merge_adapter and adapter is None:
-        raise BadRequest("merge_adapter is for an adapter; name one with adapter= (--adapter FOLDER), or leave it out")
+        raise BadRequest("merge_adapter is for an adapter; name one with adapter=FOLDER, or leave it out")
     if type(max_batch_tokens) is not int or max_batch_tokens < 1:
         raise BadRequest(f"max_batch_tokens must be a whole number, 1 or more, not {max_batch_tokens!r}")
     model = hub.DEFAULT_MODEL if model is None else model
@@ -208,6 +208,6 @@ def tokenizer_of(opened: Checkpoint, named: str | Path | None = None) -> Tokeniz
     if small or not all(codec.is_special(token) for token in range(known, codec.vocab_size)):
         raise BadRequest(
             f"{source.path}: a tokenizer of {codec.vocab_size} tokens is another model's: {opened.path} knows {known}; "
-            "name the model's own with --tokenizer FILE (tokenizer= in Python)"
+            "name the model's own with tokenizer=FILE"
         )
     return codec

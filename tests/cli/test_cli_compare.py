@@ -147,6 +147,15 @@ def test_a_tokenizer_that_is_another_models_is_refused_at_once(run: Run, tmp_pat
     assert done.stderr.count("\n") == 1
 
 
+def test_a_folder_without_a_report_is_told_of_as_that(run: Run, tmp_path: Path) -> None:
+    """It was "report.json is absent", and a command that would overwrite what is not there."""
+    for folder, found in ((tmp_path, "has neither report.json nor training.json"), (tmp_path / "no", "no such folder")):
+        result = run("report", str(folder))
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert result.stderr.startswith(f"pronk: {folder}: {found}; pronk compare MODEL --out FOLDER")
+        assert "--overwrite" not in result.stderr
+
+
 def test_training_is_compared_by_a_verb_of_its_own(run: Run, model: str, tmp_path: Path) -> None:
     """It was an option of pronk compare that made no sense of most others there."""
     assert run("compare", model, "--training").exit_code == 2

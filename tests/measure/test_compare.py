@@ -339,7 +339,7 @@ def test_without_room_for_f32_the_original_is_the_reference(request_: Request, m
         ({"prefill": tuple(range(1, 40))}, "39 lengths of prompts are more than a report has room for; name 32"),
         ({"windows": 1000}, "which is 48 windows of 512 and not 1000"),
         ({"loading": {"int8_threshold": 5.0}}, "are llm-int8's"),
-        ({"loading": {"kv_dtype": "int8", "engine": "torch"}}, "the torch engine has no kv_dtype"),
+        ({"loading": {"kv_dtype": "int8", "engine": "torch"}}, "kv_dtype='int8' is not for the torch engine"),
         ({"text": "nowhere.txt"}, "nowhere.txt: No such file"),
         ({"loading": {"ctx_size": 16}, "decode_tokens": 16, "prefill": None}, "exceed the context of 16"),
     ],

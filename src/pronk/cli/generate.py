@@ -262,7 +262,9 @@ def _statistics(stats: Stats, cut: int) -> str:
 
     return "; ".join(
         [
-            f"{stats.prompt_tokens} prompt tokens" + (f" ({cut} cut)" if cut else "") + rate(stats.prefill_tok_s),
+            f"{stats.prompt_tokens} prompt token{'s' * (stats.prompt_tokens != 1)}"
+            + (f" ({cut} cut)" if cut else "")
+            + rate(stats.prefill_tok_s),
             f"{stats.new_tokens} new" + rate(stats.decode_tok_s),
             *(
                 [f"{stats.accepted_tokens} of {stats.drafted_tokens} guessed tokens were right"]

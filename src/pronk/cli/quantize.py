@@ -40,7 +40,7 @@ Examples:
   pronk quantize smollm2:135m smollm2-int8 --to int8          a folder that transformers and vLLM read
   pronk quantize smollm2:135m smollm2-8bit --to llm-int8      a folder as bitsandbytes writes it
   pronk quantize ./Llama-2-7b llama2-7b-q4.gguf --to q4       a file that llama.cpp reads
-  pronk quantize smollm2:135m mixed.gguf --max-kld 0.002      as small as that budget allows
+  pronk quantize model-hf mixed.gguf --max-kld 0.002          as small as that budget allows
   pronk quantize mine/model mine-q4.gguf --to q4 --base smollm2:135m
   pronk quantize smollm2:135m small.gguf --to q4_0 --calibrate               on the text that comes with pronk
   pronk quantize smollm2:135m small.gguf --to q3_k --calibration-text my.txt  on yours

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from pronk.cli import console, options
+from pronk.errors import BadFile
 
 
 @options.verb(
@@ -24,5 +25,8 @@ def command(folder: str) -> None:
 
     given = expanded(folder)
     place = given.parent if given.name in (report.NAME, training_report.NAME) else given
-    kinds = [kind for kind in (report, training_report) if (place / kind.NAME).is_file()]
-    console.write("\n\n".join(kind.render(place) for kind in kinds or [report]) + "\n")
+    kinds = [kind for kind in (report, training_report) if (place / kind.NAME).exists()]
+    if not kinds:
+        found = f"has neither {report.NAME} nor {training_report.NAME}" if place.is_dir() else "no such folder"
+        raise BadFile(place, f"{found}; pronk compare MODEL --out FOLDER and pronk compare-training make reports")
+    console.write("\n\n".join(kind.render(place) for kind in kinds) + "\n")

@@ -39,7 +39,7 @@ def save(ctx: click.Context, args: list[str]) -> None:
         with replacing(path) as fresh:
             fresh.write_text(head + text(said), encoding="utf-8", errors="backslashreplace", newline="\n")
     except OSError as error:
-        raise BadFile(path, f"cannot be written: {os_problem(error)}") from None
+        raise BadFile(path, f"cannot be written: {error.strerror or os_problem(error)}") from None
 
 
 def _is_ours(path: Path) -> bool:

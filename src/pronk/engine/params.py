@@ -192,7 +192,7 @@ class SamplingParams:
                     f"{name}={getattr(self, name)} contradicts num_beams={self.num_beams}; ask for num_return_sequences"
                 )
         unheard = ("temperature", *FILTER_NAMES, "seed", "rng", "logprobs", "stop", "speculative")
-        self._refuse(unheard, f"contradicts num_beams={self.num_beams}")
+        self._refuse(unheard, f"means nothing in beam search; leave it or num_beams={self.num_beams} out")
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
@@ -212,7 +212,7 @@ def _check_integer(name: str, value: object, least: int, most: int = _LARGEST, m
 def _strings(value: Any) -> tuple[str, ...]:
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, list | tuple) or not all(isinstance(s, str) and s for s in values):
-        raise BadRequest(f"stop must be strings that are not empty, not {value!r}")
+        raise BadRequest("stop takes strings that are not empty")
     return tuple(values)
 
 

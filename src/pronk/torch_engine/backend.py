@@ -64,7 +64,7 @@ class TorchBackend(Backend):
         self.batch_invariant = self._graphs is not None and self._graphs.step.invariant
         if batch_invariant and not self.batch_invariant:
             raise BadRequest(
-                "batch_invariant takes a GPU and weights that are floats (quantize f32, bf16 or f16), with "
+                "batch_invariant takes a GPU and weights that are floats (quantize=f32, bf16 or f16), with "
                 "attn='flash'; on a CPU, engine='cpu' is so without being asked"
             )
 

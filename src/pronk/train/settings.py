@@ -70,7 +70,7 @@ class Settings:
             raise BadRequest("an adapter is what LoRA begins from, and all weights are trained; merge it first")
         codes.check(self.quantize)
         if self.lora is None and codes.asks(self.quantize):
-            raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained; leave quantize out")
+            raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained here; leave it out")
         for name in ("lr", "weight_decay", "clip", "epochs", "lora_plus_ratio", "neftune_alpha"):
             if (value := getattr(self, name)) is not None and not 0 <= value <= _MOST:
                 raise BadRequest(f"{name} must be a number from 0 to {_MOST:g}, not {value!r}")

@@ -264,7 +264,8 @@ class Run(ABC):
         if settings.accumulate > there:
             self.watcher.note(
                 f"each step reads all the data {settings.accumulate / there:.1f} times: --accumulate is "
-                f"{settings.accumulate}, and the micro-batches of an epoch are {there}"
+                f"{settings.accumulate}, and the micro-batches of an epoch are {there}; --accumulate 1, a larger --lr "
+                "and more --epochs teach more of so little"
             )
 
     def _show(self, found: Result) -> None:
