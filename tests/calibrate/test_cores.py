@@ -23,6 +23,16 @@ def test_the_same_bits_on_any_number_of_cores(count: int, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(found[1], found[1].T)
 
 
+@pytest.mark.parametrize("size", [1, 144, 145, 577])
+def test_products_that_leave_out_what_is_known(size: int) -> None:
+    draw = np.random.default_rng(size)
+    a, upper = draw.normal(size=(size // 2 + 1, size)), np.triu(draw.normal(size=(size, size)))
+    made = cores.triangular(a, upper), cores.triangular(a, upper, turned=True), cores.squared(a)
+    for found, expected in zip(made, (a @ upper, a @ upper.T, a.T @ a), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-15 * size * np.abs(expected).max())
+    np.testing.assert_array_equal(made[2], made[2].T)
+
+
 def test_what_comes_of_each_part_in_their_order_or_its_error() -> None:
     assert cores.shared(lambda part: part * part, range(20)) == [part * part for part in range(20)]
     with pytest.raises(ZeroDivisionError):

@@ -24,8 +24,9 @@ Floats = NDArray[np.float32]
 Part = TypeVar("Part")
 Made = TypeVar("Made")
 
-_FEWEST, _ROWS = 144, 512  # rows of a product that are a piece of work
+_ROWS = 512  # of a product that are a piece of work
 _COLUMNS = 256  # likewise, of a matrix times itself
+_FEWEST = 144  # likewise, of a triangle's
 _SMALL = 2.0**-40  # squares of what is a millionth of it are still normal numbers
 
 # OpenBLAS in numpy's own wheels, in others' builds, and MKL.
@@ -51,8 +52,7 @@ def shared(work: Callable[[Part], Made], parts: Iterable[Part]) -> list[Made]:
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """a @ b"""
     out = np.empty((len(a), b.shape[1]), a.dtype)
-    rows = min(max(_FEWEST, -(-len(a) // 4)), _ROWS)
-    shared(lambda some: np.matmul(a[some], b, out=out[some]), _slices(len(a), rows))
+    shared(lambda some: np.matmul(a[some], b, out=out[some]), _slices(len(a), _ROWS))
     return out
 
 
@@ -60,6 +60,11 @@ def gram(x: Floats) -> Floats:
     """x.T @ x, up to a factor: very small x, whose squares float32 does not hold, are made a power of two larger."""
     if 0 < (largest := float(max(x.max(), -x.min()))) < _SMALL:
         x = np.ldexp(x, -math.frexp(largest)[1])
+    return squared(x, _COLUMNS)
+
+
+def squared(x: NDArray[Any], columns: int | None = None) -> NDArray[Any]:
+    """x.T @ x, of which one half is copied from the other; so many columns are a piece."""
     size = x.shape[1]
     out = np.empty((size, size), x.dtype)
 
@@ -69,8 +74,23 @@ def gram(x: Floats) -> Floats:
         if one != other:
             out[other, one] = out[one, other].T
 
-    slices = _slices(size, _COLUMNS)
+    slices = _slices(size, columns or _piece(size))
     shared(piece, [(one, other) for number, one in enumerate(slices) for other in slices[number:]])
+    return out
+
+
+def triangular(a: NDArray[Any], upper: NDArray[Any], *, turned: bool = False) -> NDArray[Any]:
+    """a @ upper, or a @ upper.T, without most of what is nothing below the diagonal."""
+    size = len(upper)
+    out = np.empty((len(a), size), a.dtype)
+
+    def piece(some: slice) -> None:
+        if turned:
+            np.matmul(a[:, some.start :], upper[some, some.start :].T, out=out[:, some])
+        else:
+            np.matmul(a[:, : some.stop], upper[: some.stop, some], out=out[:, some])
+
+    shared(piece, _slices(size, _piece(size)))
     return out
 
 
@@ -100,6 +120,11 @@ def _threads_of_blas() -> tuple[Callable[[], int], Callable[[int], object]] | No
         if hasattr(library, get) and hasattr(library, set_to):
             return getattr(library, get), getattr(library, set_to)
     return None
+
+
+def _piece(size: int) -> int:
+    """A quarter, so that all cores have as much to do; small ones are not worth a thread."""
+    return max(_FEWEST, -(-size // 4))
 
 
 def _slices(size: int, step: int) -> list[slice]:

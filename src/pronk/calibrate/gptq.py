@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk import _native
-from pronk.calibrate.cores import product, shared
+from pronk.calibrate.cores import shared, squared, triangular
 from pronk.calibrate.grids import RULES
 from pronk.errors import BadRequest
 
@@ -81,7 +81,7 @@ def _triangle(h: NDArray[np.float64]) -> NDArray[np.float64]:
     half = size // 2
     out = np.zeros_like(h)
     last = out[half:, half:] = _triangle(h[half:, half:])
-    right = product(h[:half, half:], last.T)
-    first = out[:half, :half] = _triangle(h[:half, :half] - product(right, right.T))
-    out[:half, half:] = -product(product(first, right), last)
+    right = triangular(h[:half, half:], last, turned=True)
+    first = out[:half, :half] = _triangle(h[:half, :half] - squared(right.T))
+    out[:half, half:] = -triangular(triangular(right.T, first, turned=True).T, last)
     return out
