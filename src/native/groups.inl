@@ -171,18 +171,19 @@ PRONK_INLINE void add_group_of(const Weights& weights, const Rows& x, int g, F (
 // their own.
 constexpr int kTokensInMemory = tile_tokens(1) - (S::sums_narrow ? 1 : 0);
 
-// Groups [from, to) of some tokens are added to y [tokens][64]. kMost: tokens of a tile.
+// Groups [from, to) of some tokens are added to y [tokens][64]. kMost: tokens of a tile. ask<R>(t, g, v): for what comes next, by the tile
+// of tokens from t on, before it multiplies R vectors from v on of group g.
 template <class Of, int kMost, class WeightsOf, class Ask>
 PRONK_INLINE void add_groups(const WeightsOf& weights_of, const Ask& ask, int from, int to, int first, int vectors, const Rows& x, int tokens, float* y) {
     const LookedUp<Of> brought(x, from, to, tokens);
     in_tiles<kMost>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;
-        for (int g = from; g < to; ++g) {
-            ask();
-            for (int v = first; v < first + vectors; v += R)
+        for (int g = from; g < to; ++g)
+            for (int v = first; v < first + vectors; v += R) {
+                ask.template operator()<R>(t, g, v);
                 add_group<Of, T, R>(weights_of(g, v * 16), brought.of(g - from, t), x.data + t * x.stride + g * kGroup, x.stride,
                                     InMemory{y + t * kPanelRows + v * 16});
-        }
+            }
     });
 }
 
@@ -199,7 +200,7 @@ void add_groups_in_registers(const WeightsOf& weights_of, const Ask& ask, int fr
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r) acc[i][r] = all.get(i, r);
             for (int g = from; g < to; ++g) {
-                ask();
+                ask.template operator()<R>(t, g, v);
                 add_group_of<Of>(weights_of(g, v * 16), x.at(t), g, acc);
             }
 #pragma GCC unroll 6

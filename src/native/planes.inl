@@ -86,8 +86,8 @@ struct Planes {
     }
 
     // What comes after group g, in turns: so many lines at once are more than a core can have on their way.
-    template <int kTurns = 1>
-    PRONK_INLINE void prefetch(const uint8_t* block, int g, int turn = 0) {
+    template <int kTurns>
+    PRONK_INLINE void prefetch(const uint8_t* block, int g, int turn) {
         constexpr int size = layout.block / groups, lines = (size + 63) / 64, some = (lines + kTurns - 1) / kTurns * 64;
         const uint8_t* next = block + g * size + kPrefetch + turn * some;
         for (int line = 0; line < some; line += 64) __builtin_prefetch(next + line);
@@ -99,8 +99,10 @@ struct Planes {
             const int g = (from + at) % groups;
             const uint8_t* block = panel + (from + at) / groups * layout.block;
             const uint8_t* group = block + g * layout.group;
-            prefetch(block, g);
-            for (int row = first * 16; row < (first + vectors) * 16; row += 16) {
+            for (int v = 0; v < vectors; ++v) {
+                if (vectors == kVectors) prefetch<kVectors>(block, g, v);
+                else prefetch<kVectors / 2>(block, g, v);
+                const int row = (first + v) * 16;
                 const uint8_t* p = group + row * 4;
                 uint8_t* to_codes = out.codes[at][0] + row * 4;
                 [&]<int... kStep>(std::integer_sequence<int, kStep...>) __attribute__((always_inline)) {
@@ -314,7 +316,16 @@ void planes_through_cache(const uint8_t* panel, size_t next, int groups, int fir
     const auto in_panel = [=](int g, size_t row) { return InPanel<kFormat>{panel + g / Of::groups * Of::layout.block, g % Of::groups, row}; };
     constexpr std::integral_constant<int, Of::sums_in_registers ? tile_tokens(2) : kTokensInMemory> most;
     Ahead ahead(panel + next, next, groups * rounds(tokens, most, Of::sums_in_registers ? kVectors : 2));
-    [[maybe_unused]] const auto ask = [&] { ahead.ask(); };
+    [[maybe_unused]] const auto ask = [&]<int>(int, int, int v) __attribute__((always_inline)) {
+        if (Of::sums_in_registers || v == first) ahead.ask();
+    };
+    // Of few tokens the first tile asks for what it will read itself. A panel further on, long rows are out of the second-level cache again.
+    [[maybe_unused]] const auto ask_near = [&]<int R>(int t, int g, int v) __attribute__((always_inline)) {
+        if (t) return;
+        const uint8_t* block = panel + g / Of::groups * Of::layout.block;
+        if (vectors == kVectors) Of::template prefetch<kVectors / R>(block, g % Of::groups, v / R);
+        else Of::template prefetch<kVectors / 2 / R>(block, g % Of::groups, (v - first) / R);
+    };
     [[maybe_unused]] Unpacked unpacked;
     for (int from = 0; from < groups; from += kGroupsAtOnce) {
         const int to = from + kGroupsAtOnce < groups ? from + kGroupsAtOnce : groups;
@@ -337,8 +348,8 @@ void planes_through_cache(const uint8_t* panel, size_t next, int groups, int fir
         } else {
             if constexpr (!Of::sums_in_registers && most.value >= 4) {
                 if (are_few<Of>(tokens)) {
-                    if (tokens == 3) add(in_panel, ask, std::integral_constant<int, 3>());
-                    else add(in_panel, ask, std::integral_constant<int, 4>());
+                    if (tokens == 3) add(in_panel, ask_near, std::integral_constant<int, 3>());
+                    else add(in_panel, ask_near, std::integral_constant<int, 4>());
                     continue;
                 }
             }
@@ -346,7 +357,7 @@ void planes_through_cache(const uint8_t* panel, size_t next, int groups, int fir
             const auto in_cache = [&](int g, size_t row) { return InCache{unpacked, g - from, row}; };
             // Where sums of floats go through memory, even a look whether to ask costs a twentieth.
             if constexpr (Of::sums_in_registers) add(in_cache, ask, most);
-            else add(in_cache, [] {}, most);
+            else add(in_cache, []<int>(int, int, int) {}, most);
         }
     }
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from pronk import cpu_engine, torch_engine
 from pronk.engine.declaration import Engine
-from pronk.errors import BadRequest
+from pronk.errors import BadRequest, short
 
 # In the order in which they are taken where several would do.
 ENGINES: tuple[Engine, ...] = (cpu_engine.ENGINE, torch_engine.ENGINE)
@@ -56,7 +56,7 @@ def _lacking(engine: Engine, options: Mapping[str, Any]) -> list[str]:
     asked = [name for name in OPTIONS if options[name] is not None and name not in engine.options]
     if options["device"] in engine.devices:
         asked = [name for name in asked if name != "device"]
-    found = [f"{name}={options[name]!r}" for name in asked]
+    found = [f"{name}={short(options[name])}" for name in asked]
     if isinstance(wanted, Mapping):
         return found if engine.mixes else [*found, "quantize for single tensors"]
-    return [*found, f"quantize={wanted!r}"] if wanted in FORMATS and wanted not in engine.formats else found
+    return [*found, f"quantize={short(wanted)}"] if wanted in FORMATS and wanted not in engine.formats else found

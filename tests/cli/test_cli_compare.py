@@ -154,6 +154,8 @@ def test_a_folder_without_a_report_is_told_of_as_that(run: Run, tmp_path: Path) 
         assert (result.exit_code, result.stdout) == (1, "")
         assert result.stderr.startswith(f"pronk: {folder}: {found}; pronk compare MODEL --out FOLDER")
         assert "--overwrite" not in result.stderr
+    (tmp_path / "report.html").touch()
+    assert "report.html: is no folder" in run("report", str(tmp_path / "report.html")).stderr
 
 
 def test_training_is_compared_by_a_verb_of_its_own(run: Run, model: str, tmp_path: Path) -> None:

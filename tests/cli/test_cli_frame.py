@@ -555,6 +555,13 @@ def test_a_list_in_a_message_keeps_its_quotes(said: str, shown: str) -> None:
         assert typed.in_words(ctx, said)[0] == shown
 
 
+def test_a_bracket_in_a_value_ends_no_tuple() -> None:
+    """--stop 'x)y' with beams said: --stopy',) means nothing."""
+    with click.Context(_command("generate")) as ctx:
+        typed.remember(ctx, {})
+        assert typed.in_words(ctx, "stop=('x)y', '(') means nothing")[0] == "--stop means nothing"
+
+
 def test_an_adapter_to_serve_names_its_folder(run: Run) -> None:
     """`--adapter poet=` looked in the folder that one was in."""
     result = run("serve", "--adapter", "poet=")

@@ -43,7 +43,7 @@ def shared(work: Callable[[Part], Made], parts: Iterable[Part]) -> list[Made]:
     """What comes of each part, in their order; numpy lets go of Python's lock, and its errstate holds here too."""
     parts = list(parts)
     if len(parts) == 1:  # a thread takes longer to begin than the small products of a triangle do
-        return [work(parts[0])]
+        return [copy_context().run(work, parts[0])]
     with ThreadPoolExecutor(processors()) as pool:
         made = [pool.submit(copy_context().run, work, part) for part in parts]
         return [one.result() for one in made]

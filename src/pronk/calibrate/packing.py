@@ -19,7 +19,7 @@ def blocks(made: Rounded) -> Bytes:
     """uint8 [N, bytes a row]"""
     rule = RULES[made.kind]
     rows = len(made.codes)
-    q = made.codes.view(np.uint8).reshape(-1, rule.block)
+    q = made.codes.astype(np.int8, copy=False).view(np.uint8).reshape(-1, rule.block)
     q = _OF_IQ4[q] if rule.curved else q + np.uint8(_ORIGIN.get(made.kind, 0))
     d, dmin = (half.reshape(-1, 1).astype("<f2").view(np.uint8) for half in (made.d, made.dmin))
     n, m = (number.reshape(len(q), -1).astype(np.int8).view(np.uint8) for number in (made.n, made.m))

@@ -25,8 +25,13 @@ def command(folder: str) -> None:
 
     given = expanded(folder)
     place = given.parent if given.name in (report.NAME, training_report.NAME) else given
-    kinds = [kind for kind in (report, training_report) if (place / kind.NAME).exists()]
+    both = (report, training_report)
+    kinds = [kind for kind in both if (place / kind.NAME).is_file()] or [
+        kind for kind in both if (place / kind.NAME).exists()
+    ]
     if not kinds:
-        found = f"has neither {report.NAME} nor {training_report.NAME}" if place.is_dir() else "no such folder"
+        found = f"has neither {report.NAME} nor {training_report.NAME}"
+        if not place.is_dir():
+            found = "is no folder" if place.exists() else "no such folder"
         raise BadFile(place, f"{found}; pronk compare MODEL --out FOLDER and pronk compare-training make reports")
     console.write("\n\n".join(kind.render(place) for kind in kinds) + "\n")

@@ -10,7 +10,9 @@ import click
 from pronk.errors import ContextOverflow
 
 _KEY = f"{__name__}.spelled"
-_VALUE = r"'[^']*'|\([^)]*\)|\[[^\]]*?(?:\]|\.\.\.)|[^\s,;:]+"  # of lists the long ones are cut
+_STRING = r"'[^']*'"
+_SEVERAL = rf"\((?:{_STRING}|[^)'])*\)"
+_VALUE = rf"{_STRING}|{_SEVERAL}|\[[^\]]*?(?:\]|\.\.\.)|[^\s,;:]+"  # of lists the long ones are cut
 
 
 def remember(ctx: click.Context, names: Mapping[str, str]) -> None:

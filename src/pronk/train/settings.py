@@ -70,7 +70,8 @@ class Settings:
             raise BadRequest("an adapter is what LoRA begins from, and all weights are trained; merge it first")
         codes.check(self.quantize)
         if self.lora is None and codes.asks(self.quantize):
-            raise BadRequest(f"{self.quantize} is for weights that are frozen, and all are trained here; leave it out")
+            problem = "is for weights that are frozen, and all are trained; leave it out"
+            raise BadRequest(f"quantize={self.quantize} {problem}")
         for name in ("lr", "weight_decay", "clip", "epochs", "lora_plus_ratio", "neftune_alpha"):
             if (value := getattr(self, name)) is not None and not 0 <= value <= _MOST:
                 raise BadRequest(f"{name} must be a number from 0 to {_MOST:g}, not {value!r}")

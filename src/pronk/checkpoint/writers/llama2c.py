@@ -52,8 +52,8 @@ def check(config: ModelConfig, version: int, group_size: int) -> None:
     rows = np.gcd(config.hidden_size, config.intermediate_size)
     if version == 2 and (group_size < 1 or rows % group_size):
         raise Unsupported(
-            f"group_size={group_size} does not divide both the hidden size, {config.hidden_size}, and the intermediate "
-            f"size, {config.intermediate_size}; {rows} does, and so do its divisors"
+            f"groups of {group_size} do not divide both the hidden size, {config.hidden_size}, and the intermediate "
+            f"size, {config.intermediate_size}; groups of {rows} do, and of its divisors"
         )
 
 
