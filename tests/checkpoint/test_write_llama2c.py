@@ -66,7 +66,7 @@ def test_int8_of_zeros(tmp_path: Path) -> None:
         ({"attention_bias": True}, "biases"),
         ({"mlp_bias": True}, "biases"),
         ({"head_dim": 16}, "head_dim 16"),
-        ({"intermediate_size": 100}, "group_size 64 .* 4 and its divisors"),
+        ({"intermediate_size": 100}, "groups of 64 do not divide .* groups of 4 do, and of its divisors"),
     ],
 )
 def test_what_llama2c_cannot_hold(tmp_path: Path, changes: dict, named: str) -> None:
