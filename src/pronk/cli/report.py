@@ -25,10 +25,7 @@ def command(folder: str) -> None:
 
     given = expanded(folder)
     place = given.parent if given.name in (report.NAME, training_report.NAME) else given
-    both = (report, training_report)
-    kinds = [kind for kind in both if (place / kind.NAME).is_file()] or [
-        kind for kind in both if (place / kind.NAME).exists()
-    ]
+    kinds = [kind for kind in (report, training_report) if (place / kind.NAME).exists()]
     if not kinds:
         found = f"has neither {report.NAME} nor {training_report.NAME}"
         if not place.is_dir():
