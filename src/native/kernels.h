@@ -126,7 +126,7 @@ struct Output {
     }
 };
 
-constexpr int kLeastNarrow = 5;  // tokens; fewer wait for memory, which what goes apart leaves idle
+constexpr int kLeastNarrow = 3;  // tokens; two wait for memory, which what goes apart leaves idle
 constexpr int kTileTokens = 6;  // the most that a register tile holds, in any instruction set
 constexpr int kSpan = 256;     // keys whose scores are taken together, aligned to absolute positions
 

@@ -190,6 +190,28 @@ struct Ahead {
     }
 };
 
+// What a tile of R vectors asks for while it goes over a part of a panel, kWords words of each row at a step. Its passes ask for the
+// lines behind the part in their order, for memory is slower in any other; in half a panel each asks for its own.
+template <int kWords, int R>
+struct Asked {
+    static constexpr int lines = kWords * R;
+    const uint8_t* at = nullptr;  // nothing
+    int step = 0;
+
+    Asked() = default;
+    Asked(const uint8_t* part, int steps, int v, int vectors) {
+        const bool whole = vectors == kVectors;
+        step = whole ? lines * 64 : kLineBytes;
+        at = part + kPrefetch + (whole ? v * kWords * steps * 64 : v / 2 * 128 + v % 2 * (lines == 1 ? 64 : steps * step));
+    }
+    __attribute__((always_inline)) void next() {
+        if (!at) return;
+#pragma GCC unroll 4
+        for (int i = 0; i < lines; ++i) __builtin_prefetch(at + i * 64);
+        at += step;
+    }
+};
+
 // acc[t][r] += over `steps` steps; `w` points at the first of R vectors in a row of kVectors.
 template <class Op, int R, int T, int kAsking = 2>  // kAsking: tokens of the largest tile that asks for what it will read
 PRONK_INLINE void accumulate(const uint8_t* w, const uint8_t* x, size_t stride, int steps, typename Op::Acc (&acc)[T][R]) {

@@ -16,11 +16,10 @@ PRONK_INLINE bool mostly_fit(const Rows& x, int tokens) {
 
 // sums += `columns` columns, two words at a time.
 template <class V, int T, int R>
-PRONK_INLINE void accumulate_narrow(const uint8_t* w, const uint8_t* x, size_t stride, int columns, bool ahead, I (&sums)[T][R]) {
+PRONK_INLINE void accumulate_narrow(const uint8_t* w, const uint8_t* x, size_t stride, int columns, Asked<2, R> asked, I (&sums)[T][R]) {
 #pragma GCC unroll 1
     for (int k = 0; k < columns; k += 8, w += 2 * kLineBytes, x += 8) {
-        if (ahead)
-            for (int r = 0; r < R; ++r) __builtin_prefetch(w + kPrefetch + r * 64), __builtin_prefetch(w + kPrefetch + kLineBytes + r * 64);
+        asked.next();
         S::Bytes first[R], second[R];
 #pragma GCC unroll 2
         for (int r = 0; r < R; ++r) first[r] = S::load_bytes(w + r * 64), second[r] = S::load_bytes(w + kLineBytes + r * 64);
@@ -65,7 +64,8 @@ void narrow_of_panel(const uint8_t* panel, int cols, int first, int vectors, con
                 for (int i = 0; i < T; ++i)
 #pragma GCC unroll 2
                     for (int r = 0; r < R; ++r) sums[i][r] = acc[t + i][v + r];
-                accumulate_narrow<V>(part + v * 64, x.narrow + t * x.stride + from, x.stride, count, t == 0, sums);
+                accumulate_narrow<V>(part + v * 64, x.narrow + t * x.stride + from, x.stride, count,
+                                     t ? Asked<2, R>() : Asked<2, R>(part, count / 8, v, vectors), sums);
 #pragma GCC unroll 6
                 for (int i = 0; i < T; ++i)
 #pragma GCC unroll 2
