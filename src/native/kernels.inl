@@ -195,21 +195,24 @@ struct Ahead {
 template <int kWords, int R>
 struct Asked {
     static constexpr int lines = kWords * R;
-    const uint8_t* at = nullptr;  // nothing
-    int step = 0;
+    const uint8_t* at;
+    int step;
 
-    Asked() = default;
     Asked(const uint8_t* part, int steps, int v, int vectors) {
         const bool whole = vectors == kVectors;
         step = whole ? lines * 64 : kLineBytes;
         at = part + kPrefetch + (whole ? v * kWords * steps * 64 : v / 2 * 128 + v % 2 * (lines == 1 ? 64 : steps * step));
     }
     __attribute__((always_inline)) void next() {
-        if (!at) return;
 #pragma GCC unroll 4
         for (int i = 0; i < lines; ++i) __builtin_prefetch(at + i * 64);
         at += step;
     }
+};
+
+// Of the tiles after the first: a look whether to ask costs prompts a thirtieth.
+struct AskedBefore {
+    void next() {}
 };
 
 // acc[t][r] += over `steps` steps; `w` points at the first of R vectors in a row of kVectors.

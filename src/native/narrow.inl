@@ -15,8 +15,8 @@ PRONK_INLINE bool mostly_fit(const Rows& x, int tokens) {
 }
 
 // sums += `columns` columns, two words at a time.
-template <class V, int T, int R>
-PRONK_INLINE void accumulate_narrow(const uint8_t* w, const uint8_t* x, size_t stride, int columns, Asked<2, R> asked, I (&sums)[T][R]) {
+template <class V, class Ask, int T, int R>
+PRONK_INLINE void accumulate_narrow(const uint8_t* w, const uint8_t* x, size_t stride, int columns, Ask asked, I (&sums)[T][R]) {
 #pragma GCC unroll 1
     for (int k = 0; k < columns; k += 8, w += 2 * kLineBytes, x += 8) {
         asked.next();
@@ -64,8 +64,11 @@ void narrow_of_panel(const uint8_t* panel, int cols, int first, int vectors, con
                 for (int i = 0; i < T; ++i)
 #pragma GCC unroll 2
                     for (int r = 0; r < R; ++r) sums[i][r] = acc[t + i][v + r];
-                accumulate_narrow<V>(part + v * 64, x.narrow + t * x.stride + from, x.stride, count,
-                                     t ? Asked<2, R>() : Asked<2, R>(part, count / 8, v, vectors), sums);
+                const auto with = [&](auto asked) __attribute__((always_inline)) {
+                    accumulate_narrow<V>(part + v * 64, x.narrow + t * x.stride + from, x.stride, count, asked, sums);
+                };
+                if (t) with(AskedBefore());
+                else with(Asked<2, R>(part, count / 8, v, vectors));
 #pragma GCC unroll 6
                 for (int i = 0; i < T; ++i)
 #pragma GCC unroll 2

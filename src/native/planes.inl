@@ -85,12 +85,17 @@ struct Planes {
         return S::add(S::mul(scale, S::set(middle)), minimum);
     }
 
-    // What comes after group g, in turns: so many lines at once are more than a core can have on their way.
-    template <int kTurns>
-    PRONK_INLINE void prefetch(const uint8_t* block, int g, int turn) {
-        constexpr int size = layout.block / groups, lines = (size + 63) / 64, some = (lines + kTurns - 1) / kTurns * 64;
-        const uint8_t* next = block + g * size + kPrefetch + turn * some;
-        for (int line = 0; line < some; line += 64) __builtin_prefetch(next + line);
+    // What comes after group g, by who reads R vectors of its rows at a time, from `first` on, in as many turns: so many lines at once
+    // are more than a core can have on their way. Half a panel's rows lie in all of its lines.
+    template <int R>
+    PRONK_INLINE void prefetch(const uint8_t* block, int g, int v, int first, int vectors) {
+        const auto ask = [=]<int kTurns>(std::integral_constant<int, kTurns>) __attribute__((always_inline)) {
+            constexpr int size = layout.block / groups, lines = (size + 63) / 64, some = (lines + kTurns - 1) / kTurns * 64;
+            const uint8_t* next = block + g * size + kPrefetch + (v - first) / R * some;
+            for (int line = 0; line < some; line += 64) __builtin_prefetch(next + line);
+        };
+        if (vectors == kVectors) ask(std::integral_constant<int, kVectors / R>());
+        else ask(std::integral_constant<int, kVectors / 2 / R>());
     }
 
     // Groups [from, to) of a panel.
@@ -100,8 +105,7 @@ struct Planes {
             const uint8_t* block = panel + (from + at) / groups * layout.block;
             const uint8_t* group = block + g * layout.group;
             for (int v = 0; v < vectors; ++v) {
-                if (vectors == kVectors) prefetch<kVectors>(block, g, v);
-                else prefetch<kVectors / 2>(block, g, v);
+                prefetch<1>(block, g, v, 0, vectors);
                 const int row = (first + v) * 16;
                 const uint8_t* p = group + row * 4;
                 uint8_t* to_codes = out.codes[at][0] + row * 4;
@@ -177,8 +181,7 @@ void one_token(const uint8_t* panel, int groups, int first, int vectors, const R
     InPanel<kFormat> weights{panel, 0, 0};
     for (int g = 0; g < groups; ++g) {
         for (int v = first; v < first + vectors; v += R) {
-            if (vectors == kVectors) Of::template prefetch<kVectors / R>(weights.block, weights.group, v / R);
-            else Of::template prefetch<kVectors / 2 / R>(weights.block, weights.group, (v - first) / R);
+            Of::template prefetch<R>(weights.block, weights.group, v, first, vectors);
             weights.row = v * 16;
             const InMemory sums{y + v * 16};
             if constexpr (Of::sums_in_registers) {
@@ -322,9 +325,7 @@ void planes_through_cache(const uint8_t* panel, size_t next, int groups, int fir
     // Of few tokens the first tile asks for what it will read itself. A panel further on, long rows are out of the second-level cache again.
     [[maybe_unused]] const auto ask_near = [&]<int R>(int t, int g, int v) __attribute__((always_inline)) {
         if (t) return;
-        const uint8_t* block = panel + g / Of::groups * Of::layout.block;
-        if (vectors == kVectors) Of::template prefetch<kVectors / R>(block, g % Of::groups, v / R);
-        else Of::template prefetch<kVectors / 2 / R>(block, g % Of::groups, (v - first) / R);
+        Of::template prefetch<R>(panel + g / Of::groups * Of::layout.block, g % Of::groups, v, first, vectors);
     };
     [[maybe_unused]] Unpacked unpacked;
     for (int from = 0; from < groups; from += kGroupsAtOnce) {

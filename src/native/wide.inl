@@ -57,8 +57,8 @@ struct WidePairs {
     }
 };
 
-template <class Op, int T, int R>
-PRONK_INLINE void accumulate_wide(const uint8_t* w, const uint8_t* x, size_t stride, int steps, Asked<1, R> asked, typename Op::Acc (&sums)[T][R]) {
+template <class Op, class Ask, int T, int R>
+PRONK_INLINE void accumulate_wide(const uint8_t* w, const uint8_t* x, size_t stride, int steps, Ask asked, typename Op::Acc (&sums)[T][R]) {
     for (int step = 0; step < steps; ++step, w += kLineBytes, x += 4) {
         asked.next();
         accumulate<Op, R, T>(w, x, stride, 1, sums);
@@ -103,8 +103,12 @@ void wide_of_panel(const uint8_t* panel, int cols, int first, int vectors, const
                 for (int i = 0; i < T; ++i)
 #pragma GCC unroll 2
                     for (int r = 0; r < R; ++r) sums[i][r] = acc[(t + i) * kVectors + v + r];
-                accumulate_wide<Op>(part + v * 64, (const uint8_t*)numbers[t], sizeof numbers[0], count / Op::step,
-                                    t ? Asked<1, R>() : Asked<1, R>(part, count / Op::step, v, vectors), sums);
+                const int steps = count / Op::step;
+                const auto with = [&](auto asked) __attribute__((always_inline)) {
+                    accumulate_wide<Op>(part + v * 64, (const uint8_t*)numbers[t], sizeof numbers[0], steps, asked, sums);
+                };
+                if (t) with(AskedBefore());
+                else with(Asked<1, R>(part, steps, v, vectors));
 #pragma GCC unroll 6
                 for (int i = 0; i < T; ++i)
 #pragma GCC unroll 2
@@ -147,9 +151,12 @@ void add_words(const Codes& codes, const Scale& scale, int from, int to, int fir
                 for (int i = 0; i < T; ++i)
 #pragma GCC unroll 2
                     for (int r = 0; r < R; ++r) sums[i][r] = S::set_int(begin[at][t + i]);
-                accumulate_wide<typename Wide::Op>(group + v * 64, (const uint8_t*)numbers[at][t], sizeof numbers[0][0],
-                                                   kGroup / Wide::Op::step,
-                                                   ahead ? Asked<1, R>(group, kGroup / Wide::Op::step, v, vectors) : Asked<1, R>(), sums);
+                constexpr int steps = kGroup / Wide::Op::step;
+                const auto with = [&](auto asked) __attribute__((always_inline)) {
+                    accumulate_wide<typename Wide::Op>(group + v * 64, (const uint8_t*)numbers[at][t], sizeof numbers[0][0], steps, asked, sums);
+                };
+                if (ahead) with(Asked<1, R>(group, steps, v, vectors));
+                else with(AskedBefore());
 #pragma GCC unroll 2
                 for (int r = 0; r < R; ++r) {
                     const F of_rows = scale(from + at, (v + r) * 16);
