@@ -154,7 +154,7 @@ constexpr int kWhole = kRoomy ? 3 : 2;
 constexpr int kGroupsAtOnce = 4, kTokensAtOnce = 60;  // what of a panel is unpacked, and how many share it
 
 // Tokens in tiles of as many as a tile may have, and less at last: add(number of tokens, the first).
-template <int kMost, bool kThree = false, class Add>  // kThree: the last three are one tile where that takes whole lines
+template <int kMost, bool kThree = false, class Add>  // kThree: the last three are one tile
 PRONK_INLINE void in_tiles(int tokens, const Add& add) {
     int t = 0;
     if constexpr (kMost > 4) {
@@ -163,7 +163,7 @@ PRONK_INLINE void in_tiles(int tokens, const Add& add) {
     }
     constexpr int some = kMost < 4 ? kMost : 4;
     for (; t + some <= tokens; t += some) add(std::integral_constant<int, some>(), t);
-    if constexpr (kThree && some > 3 && kWhole == 3) {
+    if constexpr (kThree && some > 3) {
         if (t + 3 == tokens) return add(std::integral_constant<int, 3>(), t);
     }
     if constexpr (some > 2) {
@@ -190,11 +190,12 @@ struct Ahead {
     }
 };
 
-// What a tile of R vectors asks for while it goes over a part of a panel, kWords words of each row at a step. Its passes ask for the
-// lines behind the part in their order, for memory is slower in any other; in half a panel each asks for its own.
+// What a tile of R vectors asks for while it goes over a part of a panel, kWords words of each row at a step: its passes ask for the
+// lines behind the part in their order, for memory is slower in any other, or for those that half of a panel lies in.
 template <int kWords, int R>
 struct Asked {
     static constexpr int lines = kWords * R;
+    static_assert(lines <= kVectors / 2);
     const uint8_t* at;
     int step;
 
@@ -204,14 +205,14 @@ struct Asked {
         at = part + kPrefetch + (whole ? v * kWords * steps * 64 : v / 2 * 128 + v % 2 * (lines == 1 ? 64 : steps * step));
     }
     __attribute__((always_inline)) void next() {
-#pragma GCC unroll 4
+#pragma GCC unroll 2
         for (int i = 0; i < lines; ++i) __builtin_prefetch(at + i * 64);
         at += step;
     }
 };
 
-// Of the tiles after the first: a look whether to ask costs prompts a thirtieth.
-struct AskedBefore {
+// What else is compiled beside it, for the tiles after the first: a look whether to ask costs prompts a thirtieth.
+struct NothingAsked {
     void next() {}
 };
 

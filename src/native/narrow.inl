@@ -56,7 +56,7 @@ void narrow_of_panel(const uint8_t* panel, int cols, int first, int vectors, con
     for (int from = 0, count; from < cols; from += count) {
         count = cols - from < kNarrowColumns ? cols - from : kNarrowColumns;
         const uint8_t* part = rows + static_cast<size_t>(from) * kPanelRows;
-        in_tiles<kNarrowTokens>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+        in_tiles<kNarrowTokens, true>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
             constexpr int R = T <= 2 ? 2 : 1;
             for (int v = 0; v < vectors; v += R) {
                 I sums[T][R];
@@ -67,8 +67,8 @@ void narrow_of_panel(const uint8_t* panel, int cols, int first, int vectors, con
                 const auto with = [&](auto asked) __attribute__((always_inline)) {
                     accumulate_narrow<V>(part + v * 64, x.narrow + t * x.stride + from, x.stride, count, asked, sums);
                 };
-                if (t) with(AskedBefore());
-                else with(Asked<2, R>(part, count / 8, v, vectors));
+                if (t || R > 1) with(NothingAsked());  // the first tile has three tokens or more
+                else with(Asked<2, 1>(part, count / 8, v, vectors));
 #pragma GCC unroll 6
                 for (int i = 0; i < T; ++i)
 #pragma GCC unroll 2

@@ -256,7 +256,7 @@ PRONK_INLINE int rounds(int tokens, int most, int vectors) { return (tokens + mo
 template <Format kFormat, int kMost>  // kMost: tokens of a tile
 void planes_in_tiles(const uint8_t* panel, size_t next, int groups, int first, int vectors, const Rows& x, int tokens, float* y) {
     Ahead ahead(panel + next, next, groups * rounds(tokens, kMost, kVectors));
-    in_tiles<kMost, true>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+    in_tiles<kMost, kWhole == 3>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         const auto with = [&]<int R>(std::integral_constant<int, R>) {
             for (int v = first; v < first + vectors; v += R)
                 ahead = planes_tile<kFormat, T, R>(panel, groups, v, x.at(t), y + t * kPanelRows, ahead);

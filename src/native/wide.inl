@@ -95,7 +95,7 @@ void wide_of_panel(const uint8_t* panel, int cols, int first, int vectors, const
         count = cols - from < Wide::columns ? cols - from : Wide::columns;
         const uint8_t* part = panel + (size_t)from * Wide::bytes * kPanelRows;
         for (int t = 0; t < tokens; ++t) Wide::numbers(x.data + t * x.stride + from * Wide::bytes, count, numbers[t]);
-        in_tiles<kWideTokens>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+        in_tiles<kWideTokens, true>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
             constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;
             for (int v = first; v < first + vectors; v += R) {
                 Acc sums[T][R];
@@ -107,7 +107,7 @@ void wide_of_panel(const uint8_t* panel, int cols, int first, int vectors, const
                 const auto with = [&](auto asked) __attribute__((always_inline)) {
                     accumulate_wide<Op>(part + v * 64, (const uint8_t*)numbers[t], sizeof numbers[0], steps, asked, sums);
                 };
-                if (t) with(AskedBefore());
+                if (t) with(NothingAsked());
                 else with(Asked<1, R>(part, steps, v, vectors));
 #pragma GCC unroll 6
                 for (int i = 0; i < T; ++i)
@@ -140,7 +140,7 @@ void add_words(const Codes& codes, const Scale& scale, int from, int to, int fir
             begin[g - from][t] = -middle * x.sum[t * x.groups + g];
             scales[g - from][t] = x.scale[t * x.groups + g];
         }
-    in_tiles<kWideTokens>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
+    in_tiles<kWideTokens, true>(tokens, [&]<int T>(std::integral_constant<int, T>, int t) {
         constexpr int R = tile_vectors(T, 1) < kVectors / 2 ? tile_vectors(T, 1) : kVectors / 2;
         const bool ahead = kAhead && t == 0;
         for (int at = 0; at < to - from; ++at) {
@@ -156,7 +156,7 @@ void add_words(const Codes& codes, const Scale& scale, int from, int to, int fir
                     accumulate_wide<typename Wide::Op>(group + v * 64, (const uint8_t*)numbers[at][t], sizeof numbers[0][0], steps, asked, sums);
                 };
                 if (ahead) with(Asked<1, R>(group, steps, v, vectors));
-                else with(AskedBefore());
+                else with(NothingAsked());
 #pragma GCC unroll 2
                 for (int r = 0; r < R; ++r) {
                     const F of_rows = scale(from + at, (v + r) * 16);
