@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,11 +103,29 @@ def test_nothing_there(tmp_path: Path) -> None:
         checkpoint.open(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"hello\n" * 100, b"\0" * 5000, b"GGU", b"\x7fELF" + b"\1" * 999])
+@pytest.mark.parametrize("content", [b"x", b"hello\n" * 100, b"\0" * 5000, b"GGU", b"\x7fELF" + b"\1" * 999])
 def test_a_file_that_is_no_model(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(BadFile, match=r"is not a model: neither GGUF, safetensors, a torch archive nor llama2\.c"):
         checkpoint.open(tmp_path / "x.gguf")
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(BadFile, match=r"x\.gguf: is empty"):
+        checkpoint.open(tmp_path / "x.gguf")
+
+
+def test_a_file_of_llama2c_that_is_cut_short_is_named_as_that(data: Path, tmp_path: Path) -> None:
+    """Without a magic number it was said to be no model at all."""
+    whole = (data / "stories260K" / "stories260K.bin").read_bytes()
+    (tmp_path / "cut.bin").write_bytes(whole[:500_000])
+    problem = f"is cut short, if it is llama2.c's: its header calls for {len(whole)} bytes, but it has 500000"
+    with pytest.raises(BadFile, match=re.escape(problem)):
+        checkpoint.open(tmp_path / "cut.bin")
+    (tmp_path / "longer.bin").write_bytes(whole + bytes(4))
+    with pytest.raises(BadFile, match="is not a model"):
+        checkpoint.open(tmp_path / "longer.bin")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -49,7 +49,9 @@ def _open_file(path: Path) -> Checkpoint:
         raise BadFile(path, "holds tensors, but no config.json (Hugging Face) or params.json (Meta) stands beside it")
     if llama2c.detect(path):  # last: version 0 has no magic number, so that only its sizes speak for it
         return llama2c.read(path)
-    raise BadFile(path, NO_MODEL)
+    if not path.stat().st_size:
+        raise BadFile(path, "is empty")
+    raise BadFile(path, llama2c.cut_short(path) or NO_MODEL)
 
 
 def _open_folder(folder: Path) -> Checkpoint:

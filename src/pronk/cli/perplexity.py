@@ -84,7 +84,7 @@ def _as_text(result: Mapping[str, Any]) -> str:
         ("text", f"{result['text']}, {result['tokens']} tokens"),
         ("protocol", result["protocol"]),
         *([("batch", measuring.ONE_BATCH)] if result["one_batch"] else []),
-        ("measured", f"{result['windows']} windows, {result['rows']} predictions"),
+        ("measured", f"{result['windows']} window{'s' * (result['windows'] != 1)}, {result['rows']} predictions"),
         ("error", "standard error over windows" if error is not None else "unknown: there is one window only"),
         *([("against the first", measuring.in_words(found))] if (found := result.get("beside_first")) else []),
     ]

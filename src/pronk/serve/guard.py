@@ -91,7 +91,7 @@ class Guard:
             scope["method"] == "POST"
             and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
         ):
-            raise ApiError(415, "the body's content type must be application/json")
+            raise ApiError(415, "the header content-type must say application/json, of which the body is")
 
     def _answers_to(self, name: str) -> bool:
         return name in self.hosts or (self.at_all and _in_digits(name))

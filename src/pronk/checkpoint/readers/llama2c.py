@@ -58,10 +58,24 @@ def detect(path: Path) -> bool:
     head = first_bytes(path, 256)
     if head[:4] == struct.pack("<I", MAGIC):
         return True
+    size = _called_for(path, head)
+    return size is not None and size == path.stat().st_size
+
+
+def cut_short(path: Path) -> str | None:
+    """What a file of version 0 lacks, if what it begins with is a header of one."""
+    size = _called_for(path, first_bytes(path, 256))
+    if size is None or size <= path.stat().st_size:
+        return None
+    return f"is cut short, if it is llama2.c's: its header calls for {size} bytes, but it has {path.stat().st_size}"
+
+
+def _called_for(path: Path, head: bytes) -> int | None:
+    """The size that the header has the whole file be; None where it is none."""
     try:
-        return slots(_parse_header(path, head))[1] == path.stat().st_size
+        return slots(_parse_header(path, head))[1]
     except BadFile:
-        return False
+        return None
 
 
 def read(path: Path) -> Checkpoint:
