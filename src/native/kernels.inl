@@ -211,7 +211,7 @@ struct Asked {
     }
 };
 
-// What else is compiled beside it, for the tiles after the first: a look whether to ask costs prompts a thirtieth.
+// In its place for tiles after the first, or where codes are in the cache already: a look at each step costs prompts a thirtieth.
 struct NothingAsked {
     void next() {}
 };
