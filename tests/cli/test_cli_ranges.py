@@ -11,7 +11,7 @@ from click.testing import Result
 from fake_llm import FakeLLM
 
 from pronk.cli import VERBS, group
-from pronk.cli.options import Number
+from pronk.cli.parameter_types import Number
 from pronk.tokenizer.vocabulary import MAX_VOCABULARY
 
 Run = Callable[..., Result]

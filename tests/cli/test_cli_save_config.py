@@ -14,14 +14,16 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pronk.cli import VERBS, options
+from pronk.cli import VERBS
+from pronk.cli.parameter_types import NAME, Number
+from pronk.cli.verb import verb
 
 
-@options.verb(epilog="")
-@click.argument("model", type=options.NAME)
+@verb(epilog="")
+@click.argument("model", type=NAME)
 @click.argument("more", nargs=-1)
 @click.option("--data", multiple=True)
-@click.option("--lr", "--learning-rate", "lr", type=options.Number(0), default=0.5)
+@click.option("--lr", "--learning-rate", "lr", type=Number(0), default=0.5)
 @click.option("-n", "--max-new-tokens", "max_new_tokens", type=int)
 @click.option("--full", is_flag=True)
 @click.option("--no-cache", "cache", is_flag=True, flag_value=False, default=True)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk import calibrate as calibration
-from pronk.cli import console, options, progress
+from pronk.cli import console, progress, text_files
 from pronk.cli.failures import short_of_memory
+from pronk.cli.parameter_types import UNITS
 from pronk.errors import BadRequest, NoTokenizer
 from pronk.system import human_size
 
@@ -37,7 +38,7 @@ class Limit:
         """`beside`: bytes of what is no tensor."""
         if self.unit == "bpw":
             return int(self.number * weights / 8) + beside
-        return int(self.number * options.UNITS[self.unit])
+        return int(self.number * UNITS[self.unit])
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click alone
@@ -45,7 +46,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic in newer click
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limit:
         found = re.fullmatch(r"(\d{1,15}|\d{0,15}\.\d{1,9}) *([a-z]*)", str(value).strip().lower())
-        if not found or found[2] not in (*options.UNITS, "bpw") or not float(found[1]) > 0:
+        if not found or found[2] not in (*UNITS, "bpw") or not float(found[1]) > 0:
             self.fail(
                 f"{value!r} is no size; write 80MB, 1.5GB, a number of bytes, or 4.5bpw (bits a weight)", param, ctx
             )
@@ -92,7 +93,7 @@ def fed(src: str, checkpoint: Checkpoint, file: str | None, measured_on: str, wr
     from pronk.calibrate.written import together
     from pronk.loading import tokenizer_of
 
-    text = calibration.own_text() if file is None else options.read_file(file, whole=True)
+    text = calibration.own_text() if file is None else text_files.read_file(file, whole=True)
     name = {None: "pronk's calibration text", "-": "standard input"}.get(file, file) or ""
     if text.strip() == measured_on.strip():
         raise BadRequest(ONE_TEXT)

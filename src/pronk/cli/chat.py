@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from pronk.cli import chat_editor, chat_history, console, options, progress, typed
+from pronk.cli import chat_editor, chat_history, console, options, progress, text_files, typed
 from pronk.cli.chat_commands import HELP, Over, completions, obey
 from pronk.cli.chat_sampling import ADVISED, OWN, Sampling, settable
 from pronk.cli.conversation import Conversation, Message
+from pronk.cli.parameter_types import NAME
+from pronk.cli.verb import verb
 from pronk.errors import BadRequest, ContextOverflow, PronkError, os_problem
 from pronk.terminal import shown
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk chat
@@ -43,7 +45,7 @@ In the conversation:
     click.option("--system", metavar="TEXT", help="Set the system prompt."),
     click.option("--chat-template", metavar="FILE|NAME",
                  help="Use this chat template, not the model's: a Jinja file, llama2 or llama3."),
-    click.option("-f", "--file", type=options.NAME, metavar="FILE", help="Continue the conversation saved in FILE."),
+    click.option("-f", "--file", type=NAME, metavar="FILE", help="Continue the conversation saved in FILE."),
     click.option("--overflow", type=click.Choice(["drop-oldest", "error"]), default="drop-oldest", show_default=True,
                  help="When the context is full, leave the oldest turns out (the system prompt stays), or refuse the "
                  "question."),
@@ -177,9 +179,9 @@ class Chat:
             except KeyboardInterrupt:
                 pass
         raw = sys.stdin.buffer.readline()
-        line = options.decode(raw, "standard input")
+        line = text_files.decode(raw, "standard input")
         if not self.begun:
-            self.begun, line = True, line.removeprefix(options.BOM)
+            self.begun, line = True, line.removeprefix(text_files.BOM)
         return line if raw else None
 
     def take(self, text: str) -> None:

@@ -8,6 +8,8 @@ import click
 
 from pronk import engines
 from pronk.cli import comparing, console, options
+from pronk.cli.parameter_types import NAME, non_empty, positive, several
+from pronk.cli.verb import verb
 
 _compared = options.together(
     click.option("--to", multiple=True, type=click.Choice(engines.FORMATS), metavar="FORMAT",
@@ -23,14 +25,14 @@ _compared = options.together(
 _measured = options.together(
     click.option("--rounds", type=click.IntRange(min=1), metavar="N",
                  help="Measure latency N times, and report the median.  [default: 5]"),
-    click.option("--prefill", callback=options.several(options.count, "lengths", "64,512"), metavar="N,N",
+    click.option("--prefill", callback=several(positive, "lengths", "64,512"), metavar="N,N",
                   help="Measure prefill on prompts of these lengths, in tokens.  [default: 32,128,512]"),
     click.option("--decode-tokens", type=click.IntRange(min=1), metavar="N",
                   help="Measure decoding on N tokens after each prompt.  [default: 64]"),
     click.option("--windows", type=click.IntRange(min=1), metavar="N",
                   help="Measure quality on N windows of 512 tokens, spread evenly over the text.  [default: up to 16]"),
     options.file_option("Measure quality on the text in FILE (UTF-8).  [default: prose that comes with pronk]"),
-    click.option("--tasks", callback=options.several(options.name, "tasks", "pronk_endings,mine.yaml"),
+    click.option("--tasks", callback=several(non_empty, "tasks", "pronk_endings,mine.yaml"),
                   metavar="TASK,...",
                  help="Also score every format on these tasks of lm-evaluation-harness; pronk_last_word, pronk_endings "
                  "and pronk_instructions come with pronk."),
@@ -38,7 +40,7 @@ _measured = options.together(
 )  # fmt: skip
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk compare smollm2:135m --to llm-int8 --to q8 --to q4 --out report
@@ -50,7 +52,7 @@ It writes REPORT.md, report.html and report.json to FOLDER, and prints the first
 nothing else runs: other programs distort the times. The default model takes some minutes, larger ones
 hours; the progress bar estimates the time left. pronk compare-training measures techniques of training."""
 )
-@click.argument("model", type=options.NAME, required=False)
+@click.argument("model", type=NAME, required=False)
 @_compared
 @_measured
 @options.variant_options

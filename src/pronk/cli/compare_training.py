@@ -7,9 +7,11 @@ from typing import Any
 import click
 
 from pronk.cli import comparing, console, options
+from pronk.cli.parameter_types import NAME
+from pronk.cli.verb import verb
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk compare-training smollm2:135m
@@ -19,10 +21,10 @@ Examples:
 It writes TRAINING.md, training.svg and training.json to FOLDER, and prints their tables. It needs torch.
 Run it while nothing else runs: other programs distort the times."""
 )
-@click.argument("model", type=options.NAME, required=False)
+@click.argument("model", type=NAME, required=False)
 @options.together(
     comparing.out_option,
-    click.option("--data", type=options.NAME, metavar="FILE",
+    click.option("--data", type=NAME, metavar="FILE",
                  help="Train on the records in FILE, as pronk finetune does.  [default: prose that comes with pronk]"),
     click.option("--tokens", type=click.IntRange(min=8), metavar="N",
                  help="Cut examples to at most N tokens.  [default: 256]"),

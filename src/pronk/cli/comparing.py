@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from pronk.cli import console, options, progress
+from pronk.cli.parameter_types import NAME
 from pronk.errors import PronkError
 
 if TYPE_CHECKING:
     from pronk.measure.journal import Journal
 
 out_option = click.option(
-    "-o", "--out", type=options.NAME, default="report", show_default=True, metavar="FOLDER",
+    "-o", "--out", type=NAME, default="report", show_default=True, metavar="FOLDER",
     help="Write the report to FOLDER.",
 )  # fmt: skip
 again_options = options.together(

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pronk.cli import options
+from pronk.cli import text_files
 from pronk.errors import BadFile, BadRequest
 from pronk.strict_json import half_character
 from pronk.system import replacing
@@ -39,7 +39,7 @@ class Conversation:
         """
         from pronk.tokenizer.messages import checked
 
-        text = options.read_file(str(path))
+        text = text_files.read_file(str(path))
         try:
             messages = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pronk.cli import console, converted_adapter, options, progress
+from pronk.cli.parameter_types import NAME
 from pronk.cli.saving import open_source, save, tokenizer_for
+from pronk.cli.verb import verb
 from pronk.errors import PronkError
 from pronk.formats import FLOATS, FORMATS, kept
 from pronk.system import human_size
@@ -28,7 +30,7 @@ _VERDICTS = {
 }
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk convert smollm2:135m smollm2-hf --to safetensors --dtype bf16
@@ -48,8 +50,8 @@ that were already quantized then no longer fit the format exactly, so that what 
 measured. In f32 the logits differ by rounding alone: pronk compares their difference with the one that
 an error of one ulp in every token embedding causes."""
 )
-@click.argument("src", type=options.NAME)
-@click.argument("dst", type=options.NAME)
+@click.argument("src", type=NAME)
+@click.argument("dst", type=NAME)
 @click.option(
     "--to",
     type=click.Choice(["safetensors", "llama2c", "gguf"]),
@@ -82,7 +84,7 @@ an error of one ulp in every token embedding causes."""
 )
 @click.option(
     "--base",
-    type=options.NAME,
+    type=NAME,
     metavar="MODEL",
     help="Where SRC is an adapter: the model that it belongs to.  [default: the one that the adapter names]",
 )

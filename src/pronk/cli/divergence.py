@@ -9,12 +9,14 @@ from typing import Any
 import click
 
 from pronk.cli import console, measuring, options, progress
+from pronk.cli.parameter_types import NAME
+from pronk.cli.verb import verb
 from pronk.formats import FLOATS
 
 _BOTH = ("tokenizer", "device", "threads", "ctx_size", "revision")  # options of loading that A takes as well
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk divergence smollm2:135m --quantize llm-int8           what 8 bits cost
@@ -30,8 +32,8 @@ The noise floor is the divergence of a model from itself when its embeddings are
 last place of f32: smaller divergences are rounding noise. By default only 20 windows are used, because
 each is read four times, twice by each model."""
 )
-@click.argument("a", type=options.NAME)
-@click.argument("b", type=options.NAME, required=False)
+@click.argument("a", type=NAME)
+@click.argument("b", type=NAME, required=False)
 @measuring.text_options(windows=20)
 @measuring.per_window_option
 @click.option("--reference", type=click.Choice([*FLOATS, "auto"]), default="f32", show_default=True,

@@ -7,23 +7,25 @@ from typing import Any
 import click
 
 from pronk.cli import options, training, training_options
+from pronk.cli.parameter_types import Number
+from pronk.cli.verb import verb
 
 _own = options.together(
-    click.option("--beta", type=options.Number(min=0, min_open=True), default=0.1, show_default=True, metavar="X",
+    click.option("--beta", type=Number(min=0, min_open=True), default=0.1, show_default=True, metavar="X",
                  help="Set the strength of the pull towards MODEL (KL): the larger, the less it changes. simpo: the "
                  "scale of rewards; orpo: the weight of the preference beside the likelihood of the chosen answer."),
     click.option("--loss", "--loss-type", "loss_type", type=click.Choice(["sigmoid", "hinge", "ipo", "simpo", "orpo"]),
                  default="sigmoid", show_default=True,
                  help="Use this preference loss; sigmoid is standard DPO. simpo and orpo need no reference."),
-    click.option("--simpo-gamma", type=options.Number(min=0), default=0.5, show_default=True, metavar="X",
+    click.option("--simpo-gamma", type=Number(min=0), default=0.5, show_default=True, metavar="X",
                  help="simpo: want the chosen answer to be better by X; 0.3 to 1.6 is usual, with --beta 2 to 2.5."),
-    click.option("--label-smoothing", type=options.Number(0, 0.5, max_open=True), default=0.0, show_default=True,
+    click.option("--label-smoothing", type=Number(0, 0.5, max_open=True), default=0.0, show_default=True,
                  metavar="P", help="sigmoid, simpo: assume that this fraction of the records has its answers swapped."),
     heading="Objective",
 )  # fmt: skip
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk dpo smollm2:135m --data preferences.jsonl --out mine --show-batch

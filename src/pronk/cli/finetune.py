@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from pronk.cli import options, training, training_options
+from pronk.cli.verb import verb
 
 _own = options.together(
     click.option("--train-on-prompt", is_flag=True, help="Compute the loss on prompt tokens too."),
@@ -17,7 +18,7 @@ _own = options.together(
 )  # fmt: skip
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk finetune smollm2:135m --data mine.jsonl --out mine --show-batch

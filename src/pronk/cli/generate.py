@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, options, progress
+from pronk.cli import console, options, progress, text_files
 from pronk.cli.generated_json import as_json as json_of
+from pronk.cli.verb import verb
 
 if TYPE_CHECKING:
     from pronk.engine.generation import Chunk, Generation, Stats, TokenLogprob
@@ -28,7 +29,7 @@ def _token_ids(ctx: click.Context, parameter: click.Parameter, value: str | None
         raise click.BadParameter(f"{value!r} is not a list of whole numbers") from None
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk generate "The capital of France is"
@@ -192,7 +193,7 @@ def _prompts(
         if len(arguments) > 1 and not any(c.isspace() for c in "".join(arguments)):
             console.note(f"{len(arguments)} prompts of a word each; a prompt of several words goes in quotes")
         return list(texts)
-    text = "" if file is None and sys.stdin.isatty() else options.read_file(file or "-")
+    text = "" if file is None and sys.stdin.isatty() else text_files.read_file(file or "-")
     if not each_line:
         return [text]
     lines = [line.removesuffix("\r") for line in text.split("\n")]

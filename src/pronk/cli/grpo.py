@@ -7,9 +7,11 @@ from typing import Any
 import click
 
 from pronk.cli import options, training, training_options
+from pronk.cli.parameter_types import NAME, Number
+from pronk.cli.verb import verb
 from pronk.formats import names
 
-_POSITIVE = options.Number(min=0, min_open=True)
+_POSITIVE = Number(min=0, min_open=True)
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
@@ -21,7 +23,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[fl
 
 _own = options.together(
     options.together(
-        click.option("--reward", required=True, multiple=True, type=options.NAME, metavar="REWARD",
+        click.option("--reward", required=True, multiple=True, type=NAME, metavar="REWARD",
                      help="Reward completions by this: file.py:function, called as (prompt, completion, record); a "
                      "reward model's folder; or one of these: exact[:KEY], 1 where it is what the record has under "
                      "KEY (by default answer), but for spaces around it; regex:PATTERN, 1 where PATTERN is found in "
@@ -46,7 +48,7 @@ _own = options.together(
         click.option("--rollout-quantize", type=click.Choice(["auto", *names(engine="cpu")]), default="auto",
                      show_default=True, metavar="FORMAT",
                      help="Write completions with weights in this format; auto: that of --quantize, or of the file."),
-        click.option("--importance-cap", type=options.Number(min=0), default=2.0, show_default=True, metavar="X",
+        click.option("--importance-cap", type=Number(min=0), default=2.0, show_default=True, metavar="X",
                      help="Weigh each token's loss by its probability under the trained weights over that under the "
                      "weights that wrote it, X at most (truncated importance sampling); 0: do not."),
         heading="Rollouts",
@@ -61,11 +63,11 @@ _own = options.together(
         click.option("--scale-rewards", type=click.Choice(["group", "batch", "none"]),
                      help="Divide advantages by the standard deviation of rewards in the group, in the step, or not at "
                      "all.  [default: group; none with dr_grpo or rloo]"),
-        click.option("--epsilon", type=options.Number(0, 1, min_open=True, max_open=True), default=0.2,
+        click.option("--epsilon", type=Number(0, 1, min_open=True, max_open=True), default=0.2,
                      show_default=True, metavar="X", help="Clip the policy's ratio at 1 - X and 1 + X."),
         click.option("--epsilon-high", "--clip-high", "epsilon_high", type=_POSITIVE, metavar="X",
                      help="Clip it at 1 + X above: DAPO has 0.28.  [default: --epsilon]"),
-        click.option("--kl-coef", type=options.Number(min=0), default=0.0, show_default=True, metavar="X",
+        click.option("--kl-coef", type=Number(min=0), default=0.0, show_default=True, metavar="X",
                      help="Add X times the KL divergence from MODEL to the loss; needs LoRA."),
         click.option("--num-iterations", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
                      help="Update the weights N times on the completions of a step."),
@@ -80,7 +82,7 @@ _look = options.together(
 )  # fmt: skip
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk grpo smollm2:135m --data prompts.jsonl --reward rewards.py:polite --out mine --show-rollouts

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pronk.cli import console, options
+from pronk.cli.verb import verb
 from pronk.system import human_size
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pronk.engine.declaration import Plan
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk inspect smollm2:135m

@@ -7,20 +7,22 @@ from typing import Any
 import click
 
 from pronk.cli import options, training, training_options
+from pronk.cli.parameter_types import Number
+from pronk.cli.verb import verb
 
 _own = options.together(
-    click.option("--beta", type=options.Number(min=0, min_open=True), default=0.1, show_default=True, metavar="X",
+    click.option("--beta", type=Number(min=0, min_open=True), default=0.1, show_default=True, metavar="X",
                  help="Set the strength of the pull towards MODEL (KL): the larger, the less it changes."),
-    click.option("--desirable-weight", type=options.Number(min=0), default=1.0, show_default=True, metavar="X",
+    click.option("--desirable-weight", type=Number(min=0), default=1.0, show_default=True, metavar="X",
                  help="Count good answers X times. Where they are fewer, a usual X is how many bad ones there are for "
                  "each good one."),
-    click.option("--undesirable-weight", type=options.Number(min=0), default=1.0, show_default=True, metavar="X",
+    click.option("--undesirable-weight", type=Number(min=0), default=1.0, show_default=True, metavar="X",
                  help="Count bad answers X times."),
     heading="Objective",
 )  # fmt: skip
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk kto smollm2:135m --data judged.jsonl --out mine --show-batch

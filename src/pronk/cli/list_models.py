@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pronk.cli import console, options
+from pronk.cli.verb import verb
 from pronk.system import human_size
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk list

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, measuring, options
+from pronk.cli import console, measuring, options, text_files
+from pronk.cli.parameter_types import NAME
+from pronk.cli.verb import verb
 
 if TYPE_CHECKING:
     from pronk.look import Look
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk look "The capital of France is Paris"
@@ -60,7 +62,7 @@ through the last norm and the head, would have said in that token's place."""
     options.json_option,
     click.option(
         "--plot",
-        type=options.NAME,
+        type=NAME,
         callback=measuring.written(".svg"),
         metavar="FILE.svg",
         help="Also draw it to this file.",
@@ -90,7 +92,7 @@ def command(
     _check(text, file, answer, max_new_tokens, token, lens, layer, head)
     if file is None and (text == "-" or (text is None and not sys.stdin.isatty())):
         file = "-"
-    given = options.read_file(file) if file is not None else text or ""
+    given = text_files.read_file(file) if file is not None else text or ""
     llm = options.load_model(model, options.loading_of(loading))
     asked: Any = [{"role": "user", "content": given}] if chat else given
     behind: Any = answer

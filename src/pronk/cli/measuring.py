@@ -12,7 +12,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from pronk.cli import console, options
+from pronk.cli import console, options, text_files
+from pronk.cli.parameter_types import NAME
 from pronk.errors import BadRequest, PronkError
 
 ONE_BATCH = "each window is one, whose tokens share scales; of another size it would have another result"
@@ -48,7 +49,7 @@ def written(suffix: str) -> Callable[[click.Context, click.Parameter, str | None
 
 
 per_window_option = click.option(
-    "--per-window", type=options.NAME, callback=written(".csv"), metavar="FILE.csv",
+    "--per-window", type=NAME, callback=written(".csv"), metavar="FILE.csv",
     help="Also write the figures of each window to this table.",
 )  # fmt: skip
 
@@ -66,7 +67,7 @@ def read_text(file: str | None) -> tuple[str, str]:
 
     if file is None:
         return evaluation_text(), "pronk's own text"
-    return options.read_file(file, whole=True), "standard input" if file == "-" else file
+    return text_files.read_file(file, whole=True), "standard input" if file == "-" else file
 
 
 def write(path: Path, content: str) -> None:

@@ -11,6 +11,8 @@ import click
 
 from pronk import formats
 from pronk.cli import console, options, origin, progress, saving
+from pronk.cli.parameter_types import NAME, Number
+from pronk.cli.verb import verb
 from pronk.errors import ModelNotFound, PronkError
 from pronk.system import human_size
 
@@ -26,7 +28,7 @@ METHODS = ("linear", "ties", "dare-linear", "dare-ties", "slerp")  # merging.MET
 _ELSEWHERE = "measuring the result takes BASE in 16 bits at least; merge it on a larger machine"
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk merge smollm2:135m mine smollm2-mine                          a folder, in f32
@@ -54,9 +56,9 @@ f32: the mean KL divergence, in nats, and how often both find the same token lik
 a third of how far BASE itself lies from them, over a third of what was learned is lost: unless --accept-loss is
 given, DST is not written, and the exit code is 3."""
 )
-@click.argument("base", type=options.NAME)
-@click.argument("others", type=options.NAME, nargs=-1, required=True, metavar="OTHER[=WEIGHT]...")
-@click.argument("dst", type=options.NAME)
+@click.argument("base", type=NAME)
+@click.argument("others", type=NAME, nargs=-1, required=True, metavar="OTHER[=WEIGHT]...")
+@click.argument("dst", type=NAME)
 @click.option(
     "--dtype",
     type=click.Choice(formats.names(engine="cpu")),
@@ -73,7 +75,7 @@ given, DST is not written, and the exit code is 3."""
 )
 @click.option(
     "--density",
-    type=options.Number(min=0, max=1),
+    type=Number(min=0, max=1),
     metavar="X",
     help="ties, dare-*: keep this share of each change.  [default: 0.2 with ties, 0.1 with dare-*]",
 )
@@ -85,7 +87,7 @@ given, DST is not written, and the exit code is 3."""
 )
 @click.option(
     "--max-kld",
-    type=options.Number(min=0),
+    type=Number(min=0),
     metavar="X",
     help="Do not write DST if the mean KL divergence exceeds X nats.  [default: no limit]",
 )

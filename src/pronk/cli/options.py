@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 from pronk import engines, formats
-from pronk.cli import recipe, saved_recipe, typed
+from pronk.cli import text_files, typed
+from pronk.cli.parameter_types import NAME, THRESHOLD, FormatOnLoad
 from pronk.errors import BadRequest
-from pronk.spellings import SAME, named_here, ours
 from pronk.system import human_size
 
 if TYPE_CHECKING:
@@ -25,138 +21,8 @@ if TYPE_CHECKING:
     from pronk.llm import LLM
 
 DEFAULT_MODEL = "smollm2:135m"
-BOM = "\ufeff"  # which some editors put before UTF-8 text; it is no part of it
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Verb(click.Command):
-    """A command whose option names may be spelled with _ for -, as --max_new_tokens, or as other programs do; and whose
-    options a file may have."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        config = click.Option(
-            ["--config"], type=NAME, metavar="FILE", is_eager=True, expose_value=False, callback=recipe.take,
-            help="Take options from FILE: YAML, one `name: value` a line, named as on this page. What the command "
-            "line gives wins over FILE.",
-        )  # fmt: skip
-        save_config = click.Option(
-            ["--save-config"], type=NAME, metavar="FILE", expose_value=False,
-            help="Also write all options given, on the command line and by --config, to FILE, for --config to read.",
-        )  # fmt: skip
-        self.params += [config, save_config]
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        names = {name for parameter in self.params for name in parameter.opts}
-        spelled = {}  # ours, as typed
-        for n, argument in enumerate(args):
-            if argument == "--":  # what follows is no option
-                break
-            name, equals, value = argument.partition("=")
-            if name in names or not name.startswith("--"):
-                short = name if name in names else name[:2]  # -n5
-                spelled[short] = short
-                continue
-            same = SAME.get(name[2:].replace("-", "_"), name[2:])
-            if (dashed := "--" + same.replace("_", "-")) in names:
-                args[n] = dashed + equals + value
-                spelled[dashed] = name
-        typed.remember(ctx, spelled)
-        given = list(args)  # of which click takes away what it has read
-        try:
-            left = super().parse_args(ctx, args)
-            if not ctx.resilient_parsing:
-                saved_recipe.save(ctx, given)
-            return left
-        except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click's parser does not always say whose options they were
-            if isinstance(error, click.BadParameter):
-                recipe.blame(ctx, error)
-                typed.blame(ctx, error)
-            if isinstance(error, click.NoSuchOption) and (way_out := self._way_out(error.option_name, ctx)):
-                raise click.UsageError(f"no option {error.option_name}; {way_out}", ctx) from None
-            raise
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Under the headings that `together` gave, in the order in which each is first met."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
-                names, words = record
-                row = names, words.replace("]  [", "; ")  # a default in words, and what click adds to it
-                sections.setdefault(getattr(parameter, "heading", "Options"), []).append(row)
-        for heading, rows in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(rows)
-
-    def _way_out(self, name: str, ctx: click.Context) -> str | None:
-        """To what another program's option is here."""
-        if SAME.get(name.lstrip("-").replace("-", "_"), name) in ("model", "--model", "-m"):
-            is_argument = any(isinstance(p, click.Argument) and p.name == "model" for p in self.params)
-            return f"the model is an argument: {ctx.command_path} MODEL" if is_argument else None
-        option = named_here(name)
-        return ours(name) if option is None or any(p.name == option for p in self.params) else None
-
-
-def verb(*, epilog: str) -> Callable[[Callable[..., None]], click.Command]:
-    return click.command(cls=Verb, epilog=epilog)
-
-
-class Number(click.FloatRange):
-    """Within its bounds, and finite: click lets NaN pass any bound. `infinite`: infinity will do as well."""
-
-    def __init__(
-        self, min: float | None = None, max: float | None = None, *, infinite: bool = False, **more: Any
-    ) -> None:
-        super().__init__(min, max, **more)
-        self.infinite = infinite
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if math.isnan(number) or (math.isinf(number) and not self.infinite):
-            self.fail(f"{value!r} is no {'' if self.infinite else 'finite '}number", param, ctx)
-        return number
-
-
-class Name(click.types.StringParamType):
-    """Text that is not empty: an empty name is a variable that was never set, and no wish for the default."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("must not be empty", param, ctx)
-        return value
-
-
-class FormatOnLoad(click.Choice):  # type: ignore[type-arg]  # generic in newer click alone
-    """A format that weights are converted to on load. Of those that only files have, it says who makes such a file."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from pronk import calibrate
-
-        if value not in self.choices and str(value).lower() in calibrate.NAMES:
-            makes = f"pronk quantize MODEL OUT.gguf --to {value.lower()} makes one"
-            self.fail(f"{value!r} is a type of GGUF files, which run as they are; {makes}", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
-class Bytes(click.ParamType):  # type: ignore[type-arg]  # generic in newer click alone
-    """A number of bytes, in words that people have for it: 12GB, 1.5 GiB, 12000000000."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = re.fullmatch(r"(\d{1,18}|\d{0,15}\.\d{1,9}) *([a-z]*)", str(value).strip().lower())
-        if not found or found[2] not in UNITS or (size := int(float(found[1]) * UNITS[found[2]])) < 1:
-            self.fail(f"{value!r} is no size; write 12GB, 1.5GiB, or a number of bytes", param, ctx)
-        return size
-
-
-NAME = Name()
-THRESHOLD = Number(min=0, infinite=True)  # of outliers: where it is infinite, there are none
 
 
 def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float]:
@@ -168,33 +34,6 @@ def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
         except ValueError:
             raise click.BadParameter(f"{value!r} is not a token id and a number, as in 42=-5.0") from None
     return biases
-
-
-def several(
-    one: Callable[[str], Any], what: str, example: str
-) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...] | None]:
-    """The callback of an option whose values have commas between them; the same one counts once. `one`: of a value; it
-    raises ValueError where that is none."""
-
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[Any, ...] | None:
-        try:
-            return value if value is None else tuple(dict.fromkeys(one(part.strip()) for part in value.split(",")))
-        except ValueError:
-            raise click.BadParameter(f"{value!r} is no list of {what}, as in {example}") from None
-
-    return read
-
-
-def count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
-
-
-def name(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
 
 
 def together(*options: Callable[[F], F], heading: str | None = None) -> Callable[[F], F]:
@@ -372,7 +211,7 @@ def _structure(make: str) -> Callable[[click.Context, click.Parameter, str | Non
             return None
         from pronk.grammar.structure import Structure
 
-        made: Structure = getattr(Structure, make)(value if make == "regex" else read_file(value))
+        made: Structure = getattr(Structure, make)(value if make == "regex" else text_files.read_file(value))
         return made
 
     return callback
@@ -492,23 +331,3 @@ def why_stopped(llm: LLM, ends: Sequence[Chunk | Generation], option: str = "-n"
     trained = llm.config.max_position_embeddings
     more = f"; --ctx-size allows up to {trained}" if llm.ctx_size < trained else ""
     return f"{some}, for the context of {llm.ctx_size} tokens is full{more}"
-
-
-def read_file(path: str, *, whole: bool = False) -> str:
-    """The text of a file, or of standard input for "-", less one newline at its end unless it is wanted `whole`. Raises
-    BadRequest."""
-    name = "standard input" if path == "-" else path
-    try:
-        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise BadRequest(f"{name}: {error.strerror or error}") from None
-    return decode(raw, name, whole=whole).removeprefix(BOM)
-
-
-def decode(raw: bytes, name: str, *, whole: bool = False) -> str:
-    """UTF-8, less one newline at the end, which editors and `echo` put there."""
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"{name}: not UTF-8 text (byte {error.start}); convert it first") from None
-    return text if whole else text.removesuffix("\n").removesuffix("\r")

@@ -10,6 +10,8 @@ import click
 
 from pronk.cli import console, measuring, options, progress
 from pronk.cli.failures import short_of_memory
+from pronk.cli.parameter_types import NAME, THRESHOLD, several
+from pronk.cli.verb import verb
 from pronk.formats import FLOATS
 from pronk.measure.formatting import digits, error, percent
 
@@ -30,7 +32,7 @@ def _threshold(text: str) -> float:
     return number
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk outliers smollm2:135m
@@ -45,15 +47,15 @@ least 25% of the layers and at 6% of all positions."""
 @options.model_argument
 @measuring.text_options(windows=8)
 @options.together(
-    click.option("--threshold", type=options.THRESHOLD, metavar="X",
+    click.option("--threshold", type=THRESHOLD, metavar="X",
                  help="Count activations whose magnitude is above X.  [default: 6.0]"),
     click.option("--sweep", is_flag=False, flag_value=_THRESHOLDS, metavar="[X,Y,…]",
-                 callback=options.several(_threshold, "thresholds", "--sweep=0,3,6,inf"),
+                 callback=several(_threshold, "thresholds", "--sweep=0,3,6,inf"),
                  help="Measure llm-int8's KL divergence from f32, top-1 agreement and speed at each threshold instead. "
                  f"A list goes behind =, as in --sweep=0,4,6.  [without a list: {_THRESHOLDS}]"),
     click.option("--rounds", type=click.IntRange(min=1), metavar="N",
                  help="--sweep: time each threshold N times, and report the median.  [default: 3]"),
-    click.option("--plot", type=options.NAME, callback=measuring.written(".svg"), metavar="FILE",
+    click.option("--plot", type=NAME, callback=measuring.written(".svg"), metavar="FILE",
                  help="Draw a heat map (layers by columns), or the sweep, to this .svg file."),
     click.option("--input", "fed", type=click.Choice(["hidden", *INPUTS]),
                  help="--plot: draw this input of each layer; hidden: the hidden state before qkv and gate_up.  "

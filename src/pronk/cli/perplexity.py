@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from pronk.cli import console, measuring, options, progress
+from pronk.cli.parameter_types import NAME
+from pronk.cli.verb import verb
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk perplexity smollm2:135m
@@ -26,7 +28,7 @@ different numbers: compare only figures of the same kind. Several models are mea
 other, and each is compared with the first window by window: this paired difference has a much smaller
 standard error than either perplexity."""
 )
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=options.NAME)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=NAME)
 @measuring.text_options(windows=0)
 @measuring.per_window_option
 @click.option("--stride", type=click.IntRange(min=1), metavar="N",

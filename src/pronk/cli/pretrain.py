@@ -7,15 +7,17 @@ from typing import Any
 import click
 
 from pronk.cli import options, training, training_options
+from pronk.cli.parameter_types import NAME
+from pronk.cli.verb import verb
 
 _N = click.IntRange(min=1)
 
 _text = options.together(
-    click.option("--separator", type=options.NAME, default="<|endoftext|>", show_default=True, metavar="LINE",
+    click.option("--separator", type=NAME, default="<|endoftext|>", show_default=True, metavar="LINE",
                  help="Split TEXT into documents at each LINE like this."),
     click.option("--vocab-size", type=click.IntRange(1, 300_000), metavar="N",
                  help="Train a tokenizer with a vocabulary of N tokens.  [default: 512]"),
-    click.option("-z", "--tokenizer", type=options.NAME, metavar="FILE",
+    click.option("-z", "--tokenizer", type=NAME, metavar="FILE",
                  help="Use this tokenizer instead of training one: a file, a folder, or one of those that are "
                       "downloaded by name (llama2, tok512)."),
     heading="Data",
@@ -58,7 +60,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
 _WITHOUT = ("pack", "bucket")
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk pretrain stories.txt --out tales
@@ -71,7 +73,7 @@ dataset on the hub.
 Ctrl-C and SIGTERM finish the step and save a checkpoint; --resume then gives the same result as a run that
 was never stopped. Training needs torch."""
 )
-@click.argument("text", type=options.NAME)
+@click.argument("text", type=NAME)
 @_text
 @_shape
 @training_options.shared("depends on --hidden: 3e-3 at 128, 4e-4 at 1024; of adafactor 50 times as much")

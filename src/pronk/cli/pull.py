@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pronk.cli import console, options
+from pronk.cli.verb import verb
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk pull smollm2:135m

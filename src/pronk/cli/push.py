@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
-from pronk.cli import console, options
+from pronk.cli import console
+from pronk.cli.parameter_types import NAME
+from pronk.cli.verb import verb
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk push mine me/mine --dry-run
@@ -19,8 +21,8 @@ model/, with its README.md), or one GGUF file. Weights, configuration, tokenizer
 go there; checkpoints, logs and options do not. The token is huggingface_hub's: HF_TOKEN, or that of
 `hf auth login`; HF_ENDPOINT is honoured."""
 )
-@click.argument("folder", type=options.NAME)
-@click.argument("repository", type=options.NAME)
+@click.argument("folder", type=NAME)
+@click.argument("repository", type=NAME)
 @click.option(
     "--private/--public",
     default=True,
@@ -29,13 +31,11 @@ go there; checkpoints, logs and options do not. The token is huggingface_hub's: 
 )
 @click.option(
     "--revision",
-    type=options.NAME,
+    type=NAME,
     metavar="BRANCH",
     help="Commit to this branch, which must be there.  [default: main]",
 )
-@click.option(
-    "--message", type=options.NAME, metavar="TEXT", help="Say this of the commit.  [default: the folder's name]"
-)
+@click.option("--message", type=NAME, metavar="TEXT", help="Say this of the commit.  [default: the folder's name]")
 @click.option("--dry-run", is_flag=True, help="Print what would be uploaded, and send nothing.")
 def command(
     folder: str, repository: str, private: bool, revision: str | None, message: str | None, dry_run: bool

@@ -15,6 +15,8 @@ from pronk import formats
 from pronk.cli import blocks, console, options, origin, progress, saving
 from pronk.cli.failures import short_of_memory
 from pronk.cli.measuring import read_text
+from pronk.cli.parameter_types import NAME, Number
+from pronk.cli.verb import verb
 from pronk.errors import BadRequest, NoTokenizer, PronkError, os_problem
 from pronk.formats import FORMATS, GROUP
 from pronk.system import human_size
@@ -34,7 +36,7 @@ _COMPARE_ELSEWHERE = "compare the two on a larger machine, with pronk divergence
 _NO_BUDGET = "--max-kld compares with SRC in f32: choose a smaller model, or name a format, as --to q4"
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk quantize smollm2:135m smollm2-int8 --to int8          a folder that transformers and vLLM read
@@ -70,8 +72,8 @@ likeliest. BASE is what a merged or fully trained SRC was before: --base, or wha
 pronk made it. Where DST lies over a third as far from SRC as BASE does, over a third of what SRC learned
 is lost. Unless --accept-loss is given, DST is then not written, and the exit code is 3."""
 )
-@click.argument("src", type=options.NAME)
-@click.argument("dst", type=options.NAME)
+@click.argument("src", type=NAME)
+@click.argument("dst", type=NAME)
 @click.option(
     "--to",
     type=click.Choice(list(CONTAINERS), case_sensitive=False),
@@ -79,7 +81,7 @@ is lost. Unless --accept-loss is given, DST is then not written, and the exit co
 )
 @click.option(
     "--max-kld",
-    type=options.Number(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="X",
     help="Choose 16, 8 or 4 bits for each part of the model, within a budget of X nats of mean KL divergence from f32; "
     "replaces --to.",
@@ -93,14 +95,14 @@ is lost. Unless --accept-loss is given, DST is then not written, and the exit co
 )
 @click.option(
     "--int8-threshold",
-    type=options.Number(min=0, min_open=True, infinite=True),
+    type=Number(min=0, min_open=True, infinite=True),
     metavar="X",
     help="llm-int8: record in DST that activations whose magnitude is above X are computed in f32.  "
     "[default: 6.0, or SRC's own]",
 )
 @click.option(
     "--base",
-    type=options.NAME,
+    type=NAME,
     metavar="MODEL",
     help="Measure how much is lost of what SRC learned since it was MODEL.  [default: what pronk merge or a run of "
     "pronk's made SRC of, as its folder says; else not measured]",
@@ -113,7 +115,7 @@ is lost. Unless --accept-loss is given, DST is then not written, and the exit co
 )
 @click.option(
     "--calibration-text",
-    type=options.NAME,
+    type=NAME,
     metavar="FILE",
     help="Implies --calibrate: use the text in FILE ('-': standard input).  [default: the text that comes with pronk]",
 )

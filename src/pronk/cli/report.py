@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
-from pronk.cli import console, options
+from pronk.cli import console
+from pronk.cli.parameter_types import NAME
+from pronk.cli.verb import verb
 from pronk.errors import BadFile
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk report report/
@@ -17,7 +19,7 @@ It reads report.json, which `pronk compare` wrote to FOLDER, or training.json of
 nothing. It writes REPORT.md and report.html, or TRAINING.md and training.svg, beside it, and prints the
 tables that the comparison printed."""
 )
-@click.argument("folder", type=options.NAME)
+@click.argument("folder", type=NAME)
 def command(folder: str) -> None:
     """Render a comparison's report again, without measuring."""
     from pronk.measure import report, training_report

@@ -7,16 +7,18 @@ from typing import Any
 import click
 
 from pronk.cli import options, training, training_options
+from pronk.cli.parameter_types import Number
+from pronk.cli.verb import verb
 
 _own = options.together(
-    click.option("--center-rewards", "--center-rewards-coefficient", "center_rewards", type=options.Number(min=0),
+    click.option("--center-rewards", "--center-rewards-coefficient", "center_rewards", type=Number(min=0),
                  default=0.0, show_default=True, metavar="X",
                  help="Keep rewards around 0: add X times the square of the sum of a pair's rewards to its loss."),
     heading="Objective",
 )  # fmt: skip
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk reward smollm2:135m --data preferences.jsonl --out rm --show-batch

@@ -8,10 +8,12 @@ from typing import Any
 import click
 
 from pronk.cli import console, options, progress, training_options
+from pronk.cli.parameter_types import NAME
+from pronk.cli.verb import verb
 from pronk.errors import BadRequest
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk score ./rm/model "What is 2 + 2? It is 4." "What is 2 + 2? Who knows."
@@ -25,7 +27,7 @@ answer has the higher score."""
 @options.model_argument
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @options.together(
-    click.option("--data", type=options.NAME, metavar="FILE",
+    click.option("--data", type=NAME, metavar="FILE",
                  help="Compare the answers of the preference records in FILE, or of a dataset on the hub, instead."),
     training_options.fields_option,
     training_options.template_option,

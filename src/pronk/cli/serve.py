@@ -16,7 +16,9 @@ from typing import Any
 import click
 
 from pronk import engines
-from pronk.cli import console, options
+from pronk.cli import console, options, text_files
+from pronk.cli.parameter_types import NAME, Bytes, Number
+from pronk.cli.verb import verb
 from pronk.errors import BadRequest, PronkError, short
 
 
@@ -31,7 +33,7 @@ class _Key(click.types.StringParamType):
         return _in_lines(rv)
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk serve -m ./my-model
@@ -45,19 +47,19 @@ with --api-key. A browser finds a page at it. Beside these there are /health and
 no new requests and lets those under way end; a second one ends at once."""
 )
 @options.together(
-    click.option("-m", "--model", "models", type=options.NAME, multiple=True, metavar="MODEL",
+    click.option("-m", "--model", "models", type=NAME, multiple=True, metavar="MODEL",
                  help="Serve this model: a name, a Hugging Face repository (owner/name), a file or a folder. "
                  f"Repeatable: others than the first are loaded when they are first asked for.  "
                  f"[default: {options.DEFAULT_MODEL}]"),
     click.option("--adapter", "adapters", multiple=True, metavar="NAME=FOLDER",
                  help="Serve the LoRA adapter in FOLDER as a model of its own, called NAME, on the first model that it "
                  "fits. Repeatable."),
-    click.option("--adapters", "adapters_folder", type=options.NAME, metavar="FOLDER",
+    click.option("--adapters", "adapters_folder", type=NAME, metavar="FOLDER",
                  help="Serve each adapter that lies in FOLDER, also one that is put there later."),
     click.option("--also", type=click.Choice(engines.FORMATS), multiple=True, metavar="FORMAT",
                  help="Serve each model in FORMAT as well, as NAME-FORMAT; the page shows both side by side. "
                  "Repeatable."),
-    click.option("--chat-template", type=options.NAME, metavar="FILE|NAME",
+    click.option("--chat-template", type=NAME, metavar="FILE|NAME",
                  help="Use this chat template, not the models': a Jinja file, llama2 or llama3. An adapter's own "
                  "stays."),
     heading=options.LOADED,
@@ -71,7 +73,7 @@ no new requests and lets those under way end; a second one ends at once."""
     click.option("--api-key", "api_keys", type=_Key(), multiple=True, metavar="KEY", envvar="PRONK_API_KEY",
                  help="Answer only who gives this key. Repeatable. Others on this machine can read it; better is a "
                  "file, or the environment variable PRONK_API_KEY."),
-    click.option("--api-key-file", type=options.NAME, metavar="FILE", help="Take keys from FILE, one a line."),
+    click.option("--api-key-file", type=NAME, metavar="FILE", help="Take keys from FILE, one a line."),
     click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
                  help="Answer requests to this host name, beside localhost and the address of --host. Repeatable."),
     click.option("--allowed-origin", "allowed_origins", multiple=True, metavar="ORIGIN",
@@ -83,10 +85,10 @@ no new requests and lets those under way end; a second one ends at once."""
                  help="Compute at most N texts at once; the rest wait."),
     click.option("--max-waiting", type=click.IntRange(0, 100_000), default=256, show_default=True, metavar="N",
                  help="Let at most N texts wait; one more is refused (429)."),
-    click.option("--max-wait", type=options.Number(0, min_open=True), default=300.0, show_default=True,
+    click.option("--max-wait", type=Number(0, min_open=True), default=300.0, show_default=True,
                  metavar="SECONDS", help="Refuse a request that has waited SECONDS and was not "
                  "begun: with 429, or with an error event in a stream that has its status already."),
-    click.option("--max-memory", type=options.Bytes(), metavar="SIZE",
+    click.option("--max-memory", type=Bytes(), metavar="SIZE",
                  help="Hold models and their caches in SIZE at most: 12GB, 1.5GiB, or a number of bytes. Models that "
                  "nobody uses are unloaded to make room; what still does not fit is refused (503).  "
                  "[default: most of what is free]"),
@@ -228,7 +230,7 @@ def _adapters(given: tuple[str, ...]) -> dict[str, Path]:
 def _keys(file: str | None) -> list[str]:
     if file is None:
         return []
-    keys = _in_lines(options.read_file(file))
+    keys = _in_lines(text_files.read_file(file))
     if not keys:
         raise BadRequest(f"{file}: holds no key")
     return keys

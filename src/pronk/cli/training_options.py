@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from pronk.cli import options, typed
+from pronk.cli.parameter_types import NAME, Number
 from pronk.errors import BadRequest
 from pronk.formats import FLOATS, TRAINED
 from pronk.train.runs.duration import seconds
@@ -18,7 +19,7 @@ from pronk.train.runs.shared import Optimizer
 F = TypeVar("F", bound=Callable[..., Any])
 
 _N = click.IntRange(min=1)
-_POSITIVE = options.Number(min=0, min_open=True)
+_POSITIVE = Number(min=0, min_open=True)
 
 
 def _installed(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -58,11 +59,11 @@ fields_option = click.option(
     "KEY.",
 )  # fmt: skip
 template_option = click.option(
-    "--chat-template", type=options.NAME, metavar="FILE|NAME",
+    "--chat-template", type=NAME, metavar="FILE|NAME",
     help="Use this chat template, not the model's: a Jinja file, llama2 or llama3.",
 )  # fmt: skip
 data = options.together(
-    click.option("--data", required=True, multiple=True, type=options.NAME, metavar="FILE",
+    click.option("--data", required=True, multiple=True, type=NAME, metavar="FILE",
                  help="Train on the records in FILE: JSON lines, JSON, CSV or Parquet; on a folder of texts (of "
                  "finetune alone); or on a dataset on the hub (owner/name). Repeatable; FILE=0.5 takes half of its "
                  "examples each epoch, FILE=2 each twice."),
@@ -86,7 +87,7 @@ lora = options.together(
                  help="Train LoRA matrices of rank R.  [default: 16]"),
     click.option("--lora-alpha", type=_POSITIVE, metavar="X",
                  help="Scale the LoRA update by X / rank.  [default: 32]"),
-    click.option("--lora-dropout", type=options.Number(0, 1, max_open=True), metavar="P",
+    click.option("--lora-dropout", type=Number(0, 1, max_open=True), metavar="P",
                  help="Drop inputs of the LoRA matrices with probability P.  [default: 0]"),
     click.option("--rslora", is_flag=True, help="Scale the LoRA update by alpha / sqrt(rank) (rsLoRA)."),
     click.option("--dora", is_flag=True,
@@ -94,10 +95,10 @@ lora = options.together(
                  "--merge-adapter."),
     click.option("--lora-plus-ratio", "--loraplus-lr-ratio", "lora_plus_ratio", type=_POSITIVE, metavar="X",
                  help="Train LoRA's B with X times the learning rate (LoRA+).  [default: 1]"),
-    click.option("--target-modules", type=options.NAME, metavar="A,B,...",
+    click.option("--target-modules", type=NAME, metavar="A,B,...",
                  help="Put LoRA beside these: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.  "
                  "[default: all-linear, which is all seven]"),
-    click.option("--from-adapter", type=options.NAME, metavar="FOLDER",
+    click.option("--from-adapter", type=NAME, metavar="FOLDER",
                  help="Begin from the LoRA adapter in FOLDER, with its rank, alpha, kind and modules."),
     click.option("--quantize", type=click.Choice(["auto", *TRAINED]), metavar="FORMAT",
                  help=f"Keep the frozen weights in {', '.join(TRAINED)}, or auto: as the file has them.  [default: "
@@ -127,14 +128,14 @@ def shared(lr: str, writes: bool = True) -> Callable[[F], F]:
                      help="Put examples of similar length into the same micro-batch; the micro-batches stay shuffled."),
         click.option("--lr", "--learning-rate", "lr", type=_POSITIVE, metavar="X",
                      help=f"Set the peak learning rate.  [default: {lr}]"),
-        click.option("--warmup", "--warmup-ratio", type=options.Number(0, 1), default=0.03, show_default=True,
+        click.option("--warmup", "--warmup-ratio", type=Number(0, 1), default=0.03, show_default=True,
                      metavar="X", help="Raise the learning rate linearly over this fraction of all steps."),
         click.option("--schedule", "--lr-scheduler", "--lr-scheduler-type", default="cosine", show_default=True,
                      type=click.Choice(["cosine", "linear", "constant"]),
                      help="Decay the learning rate like this after the warmup."),
-        click.option("--weight-decay", type=options.Number(min=0), default=0.0, show_default=True, metavar="X",
+        click.option("--weight-decay", type=Number(min=0), default=0.0, show_default=True, metavar="X",
                      help="Decay weight matrices by X times the learning rate per step; norms do not decay."),
-        click.option("--clip", "--max-grad-norm", type=options.Number(min=0), default=1.0, show_default=True,
+        click.option("--clip", "--max-grad-norm", type=Number(min=0), default=1.0, show_default=True,
                      metavar="X", help="Clip the gradient to an L2 norm of X; 0: no clipping."),
         click.option("--optimizer", "--optim", default="adamw", show_default=True,
                      type=click.Choice(get_args(Optimizer)),
@@ -154,13 +155,13 @@ def shared(lr: str, writes: bool = True) -> Callable[[F], F]:
                      "which takes less memory and more time; 1: every block, 0: none."),
         click.option("--gradient-checkpointing", is_flag=True, help="Recompute every block, as --recompute 1 does."),
         options.threads_option,
-        click.option("--device", type=options.NAME, metavar="NAME",
+        click.option("--device", type=NAME, metavar="NAME",
                      help="Train on cpu, cuda or cuda:N.  [default: cuda if torch finds a GPU, else cpu]"),
         heading="Memory and speed",
     )  # fmt: skip
     held_out = options.together(
-        click.option("--eval-data", type=options.NAME, metavar="FILE", help="Evaluate on the held-out data in FILE."),
-        click.option("--eval-share", type=options.Number(0, 1, max_open=True), default=0.1, show_default=True,
+        click.option("--eval-data", type=NAME, metavar="FILE", help="Evaluate on the held-out data in FILE."),
+        click.option("--eval-share", type=Number(0, 1, max_open=True), default=0.1, show_default=True,
                      metavar="X",
                      help="Without --eval-data, hold out this fraction of --data, chosen at random; 0: none. Of fewer "
                      "than 10 examples none is held out."),
@@ -168,7 +169,7 @@ def shared(lr: str, writes: bool = True) -> Callable[[F], F]:
                      help="Evaluate on held-out data every N optimizer steps.  [default: once per epoch]"),
         click.option("--patience", type=_N, metavar="N",
                      help="Stop early after N evaluations without a lower held-out loss.  [default: never]"),
-        click.option("--early-stop-task", type=options.NAME, metavar="TASK", hidden=not writes,
+        click.option("--early-stop-task", type=NAME, metavar="TASK", hidden=not writes,
                      help="Judge each evaluation by the score on TASK (of lm-evaluation-harness, or a task file), not "
                      "by held-out loss: what does best is kept, and --patience counts those that are no better."),
         click.option("--early-stop-limit", type=_N, metavar="N", hidden=not writes,
@@ -183,7 +184,7 @@ def shared(lr: str, writes: bool = True) -> Callable[[F], F]:
         heading="Evaluation",
     )  # fmt: skip
     output = options.together(
-        click.option("-o", "--out", "--output-dir", type=options.NAME, metavar="FOLDER",
+        click.option("-o", "--out", "--output-dir", type=NAME, metavar="FOLDER",
                      help="Write the adapter (with --full: the model), metrics and checkpoints to FOLDER.  [required, "
                      "except with --show-batch or --plan]"),
         click.option("--save-every", "--save-steps", type=_N, default=50, show_default=True, metavar="N",
@@ -193,7 +194,7 @@ def shared(lr: str, writes: bool = True) -> Callable[[F], F]:
         click.option("--log-to", "--report-to", type=click.Choice(LOGS), multiple=True,
                      callback=_installed, metavar="LOG",
                      help="Also log the metrics of each step to tensorboard or wandb. Repeatable."),
-        click.option("--push-to-hub", type=options.NAME, metavar="REPO",
+        click.option("--push-to-hub", type=NAME, metavar="REPO",
                      help="When the run is finished, upload the adapter or the model with its README.md to REPO "
                      "(owner/name) on the Hugging Face hub, as pronk push does."),
         click.option("--private/--public", default=True, show_default=True,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pronk.cli import console, measuring, options, progress
+from pronk.cli import console, measuring, options, progress, text_files
+from pronk.cli.verb import verb
 
 if TYPE_CHECKING:
     from pronk.llm import LLM
@@ -19,7 +20,7 @@ _SHOWN = 60  # characters of a text that a mistake has made
 _FLOATS = {"quantize": (None, "auto", "f32"), "compute_dtype": (None, "f32"), "kv_dtype": (None, "auto", "f32")}
 
 
-@options.verb(
+@verb(
     epilog="""\b
 Examples:
   pronk verify smollm2:135m
@@ -74,7 +75,7 @@ def command(
         raise click.UsageError("-p is for --mistakes; a text to verify with is -f FILE")
     if max_tokens == 1 and not wrongly:
         raise click.UsageError("verification needs at least 2 tokens; give -n 2 or more")
-    text = None if file is None else options.read_file(file)
+    text = None if file is None else text_files.read_file(file)
     loading["adapter"] = adapter
     if wrongly:
         result = _mistakes(model, [*prompts, *([] if text is None else [text])], max_tokens, loading)
