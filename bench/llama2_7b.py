@@ -18,7 +18,7 @@ from typing import Any
 import bandwidth
 import harness
 import models
-import table
+import speed_tables
 import tasks
 from sides.pipe import Side
 
@@ -100,7 +100,7 @@ def main() -> None:
     for name in options.formats:
         results["measured"][name] = measure(name, options, ceiling)
         harness.save("llama2_7b", results)
-    print(table.llama2_7b(results))
+    print(speed_tables.llama2_7b(results))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 
 import harness
 import random_model
-import table
+import speed_tables
 
 import pronk
 
@@ -130,7 +130,7 @@ def main() -> None:
             harness.say(format)
             results["measured"][format] = measured(model, format, options.threads, options.rounds)
             harness.say(f"written to {harness.save('pack_cache', results)}")
-    print(table.pack_cache(results))
+    print(speed_tables.pack_cache(results))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 import harness
 import load
 import models
-import table
+import speed_tables
 from load import Asked, Client, Taken
 from sides.pipe import Side
 from tasks import FIRST_PLAIN_ID
@@ -319,7 +319,7 @@ def main() -> None:
         found = of_format(name, options)
         results["measured"][name] = merged(before, name, found | {"steal_s": harness.steal_s() - stolen})
         path = harness.save("serve", results, folder)
-    print(table.serve(results))
+    print(speed_tables.serve(results))
     harness.say(f"written to {path}")
 
 

@@ -29,7 +29,7 @@ import harness
 import load
 import models
 import serve
-import table
+import speed_tables
 from load import Asked, Client
 from tasks import FIRST_PLAIN_ID
 
@@ -179,7 +179,7 @@ def main() -> None:
             harness.say(f"  {at_once} at once:")
             results["measured"][str(at_once)] = measure(clients, words, at_once, 2 if options.quick else options.rounds)
     path = harness.save("vs_servers", results, *((models.FOLDER,) if options.quick else (harness.RESULTS,)))
-    print(table.vs_servers(results))
+    print(speed_tables.vs_servers(results))
     harness.say(f"written to {path}")
 
 

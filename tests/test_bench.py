@@ -59,6 +59,32 @@ def test_a_table_by_hand_is_found_and_replaced(tmp_path: Path) -> None:
     subprocess.run([*command, "--check"], check=True)
 
 
+def test_what_calibrating_buys_is_held_against_llama_cpp(bench: Any) -> None:
+    """Rows that were not measured leave their cells empty."""
+    rows = {
+        "smollm2-135m Q4_K_M llama.cpp": {"mean_kld": 0.08, "bits": 6.0},
+        "smollm2-135m q4_k sized": {"mean_kld": 0.02, "bits": 5.99},
+        "smollm2-135m q4_k 4.9bpw": {"mean_kld": 0.05, "bits": 4.89},
+    }
+    lines = bench("quality_tables").calibrated({"measured": rows}).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert ["SmolLM2-135M, Q4_K_M", "0.080 at 6.00", "0.020 at 5.99", "0.25", "", ""] in cells
+    assert ["SmolLM2-135M, `--max-size 4.9bpw`", "", "0.050 at 4.89", "0.62", "", ""] in cells
+    assert ["SmolLM2-135M, Q2_K", "", "", "", "", ""] in cells
+
+
+def test_few_tokens_stand_beside_one_and_their_limit(bench: Any) -> None:
+    one = {
+        "machine": {"isa": "avx512-vnni"},
+        "one_ms": {"median": 20.0},
+        "ratios": {"2": {"median": 1.1}},
+        "of_limit": {"1": {"median": 0.9}, "2": {"median": 0.75}},
+    }
+    table = bench("speed_tables").few_tokens({"measured": {"best": {"int8": one}, "avx2": {"q8": one}}})
+    assert "| avx512-vnni, int8      | 20.0 ms (90%) | 1.10 (75%) |" in table
+    assert "| avx2, q8 " in table
+
+
 def test_speed_beside_bitsandbytes_stands_with_what_it_costs(bench: Any) -> None:
     rates = {"pronk": {"median": 210.0}, "bitsandbytes": {"median": 20.0}}
     ratio, memory = {"median": 10.5, "min": 10.0, "max": 11.0}, {"pronk": 215.0, "bitsandbytes": 1332.0}
@@ -69,7 +95,7 @@ def test_speed_beside_bitsandbytes_stands_with_what_it_costs(bench: Any) -> None
         "measured": {"float16": {"tasks": {"decode": taken}}},
         "quality": {"reference": found, "pronk llm-int8": found},
     }
-    table = bench("table").vs_bitsandbytes(results)
+    table = bench("speed_tables").vs_bitsandbytes(results)
     assert "| llm-int8 vs load_in_8bit in float16, decode 16 |   210 |         20.0 | 10.50 (10.00 to 11.00) |" in table
     for text in (table, bench("vs_bitsandbytes").report({**results, "measured": {"float16": {"tasks": {}}}})):
         assert "| pronk llm-int8 | 0.002700 ± 0.000200 |" in text
@@ -87,7 +113,7 @@ def test_training_beside_peft_stands_with_its_losses(bench: Any) -> None:
         "peak_while_training_mb": memory, "loss_difference": {"worst": 0.0003, "mean": 0.0001},
     }  # fmt: skip
     results = {"measured": {"f32 8x1": measured}}
-    table = bench("table").vs_peft(results)
+    table = bench("speed_tables").vs_peft(results)
     assert (
         "| f32 8x1            |   284 |  122 | 2.33 (2.13 to 2.53) |     2436 / 9642 | -75% |               0.0001 |"
         in table
