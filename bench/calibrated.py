@@ -37,6 +37,7 @@ import harness
 import models
 import numpy as np
 from quality import WINDOW, Floats, Tally, log_softmax, windows
+from quality_tables import PEERS
 from sides.pipe import Side
 
 import pronk
@@ -48,7 +49,6 @@ from pronk.checkpoint.writers import write
 from pronk.cli import blocks
 from pronk.train.autoround import autorounded
 
-PEERS = {"q4_0": "Q4_0", "q4_k": "Q4_K_M", "q3_k": "Q3_K_M", "q2_k": "Q2_K"}
 WAYS = ("sized", "4.9bpw", "calibrated", "plain", "llama.cpp")  # the second beside Q4_K_M alone
 SLOW_WAYS = ("autoround", "auto-round")
 SAME = {models.TWIN: models.SMOLLM2}  # functions

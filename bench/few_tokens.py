@@ -26,6 +26,7 @@ import bandwidth
 import harness
 import models
 import numpy as np
+import speed_tables
 from sides.pipe import Side
 
 COUNTS = (1, 2, 4, 8, 16, 32)
@@ -109,15 +110,7 @@ def main() -> None:
     results[isa] = {**results.get(isa, {}), **{name: {**one, **about} for name, one in measured.items()}}
     settings = {"model": model, "context": CONTEXT, "passes": PASSES}
     path = harness.save("few_tokens", {"settings": settings, "measured": results}, folder)
-    rows = [
-        [
-            name,
-            f"{one['one_ms']['median']:.1f} ms ({one['of_limit']['1']['median']:.0%})",
-            *(f"{one['ratios'][str(n)]['median']:.2f} ({one['of_limit'][str(n)]['median']:.0%})" for n in COUNTS[1:]),
-        ]
-        for name, one in results[isa].items()
-    ]
-    print(harness.table((f"{isa}: time of one (of the limit)", "one token", *map(str, COUNTS[1:])), rows))
+    print(speed_tables.few_tokens({"measured": {isa: results[isa]}}))
     harness.say(f"written to {path}")
 
 

@@ -23,6 +23,7 @@ import harness
 import models
 import numpy as np
 from quality import TEXT, Tally, log_softmax
+from quality_tables import ratio
 from sides.pipe import Side
 
 CONTEXT, COUNTED = 8192, 1024
@@ -135,10 +136,7 @@ def main() -> None:
             found = speed(options.types, options.theirs, ids, options.rounds, options.threads)
             keep(part, found, context=CONTEXT - 64, tokens=NEW, rounds=options.rounds, weights="int8; Q8_0")
             header = ("behind 8,128 tokens", "ms a token", "of the first")
-            rows = [
-                [name, *(f"{x['median']:.2f} ({x['min']:.2f} to {x['max']:.2f})" for x in one.values())]
-                for name, one in found.items()
-            ]
+            rows = [[name, *(ratio(x) for x in one.values())] for name, one in found.items()]
             print(harness.table(header, rows))
             continue
         length, count = (
