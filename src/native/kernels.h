@@ -151,6 +151,7 @@ struct Kernels {
     const char* name;
     int attention_rows;
     bool rank_words;  // RankCodes are to be words
+    int tile_tokens;  // of which a long pass is cut into whole ones
     bool sums_narrow;  // Rows::narrow is wanted of kLeastNarrow tokens and more
 
     // Panels [begin, end), counted in half panels of 32 rows, times `tokens` rows.

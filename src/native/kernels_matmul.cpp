@@ -4,6 +4,12 @@
 
 namespace pronk::PRONK_TARGET {
 
+#ifdef PRONK_PRODUCTS
+namespace other = PRONK_PRODUCTS;
+#else
+namespace other = PRONK_TARGET;
+#endif
+
 namespace {
 
 // -- formats without groups -------------------------------------------------------------------------------------------
@@ -47,6 +53,8 @@ struct PlainTiles {
 #include "narrow.inl"
 #include "groups.inl"
 #include "planes.inl"
+
+#include "amx.inl"
 
 // -- LLM.int8() --------------------------------------------------------------------------------------------------------
 
@@ -159,12 +167,14 @@ constexpr bool kNarrows = S::sums_narrow && traits(kFormat).scales == Scales::ro
 
 // y [tokens][64] of some rows of a panel, each number as the format's kernels sum it up.
 template <Format kFormat>
-constexpr int kAtOnce = traits(kFormat).planes || Widens<kFormat> ? kTokensAtOnce : tile_tokens(1);
+constexpr int kAtOnce = kAmx<kFormat> ? 2 * kAmxTokens : traits(kFormat).planes || Widens<kFormat> ? kTokensAtOnce : tile_tokens(1);
 
 template <Format kFormat>
 void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows& x, int tokens, bool last, float* y) {
     const uint8_t* data = w.panel(panel);
-    if constexpr (traits(kFormat).planes) {
+    if constexpr (kAmx<kFormat>) {
+        amx_of_panel<kFormat>(data, w.cols, first, vectors, x, tokens, y);
+    } else if constexpr (traits(kFormat).planes) {
         planes_of_panel<kFormat>(data, w.cols, last ? w.panel_bytes : 0, first, vectors, x, tokens, y);
     } else {
         using Tiles = typename TilesOf<kFormat>::type;
@@ -191,9 +201,12 @@ void times_panel(const Matrix& w, int panel, int first, int vectors, const Rows&
 
 template <Format kFormat>
 void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, const Output& out) {
+    if constexpr (kAmx<kFormat>)
+        if (tokens < kLeastAmx<kFormat>) return other::matmul(w, x, tokens, begin, end, out);
     alignas(64) float y[kAtOnce<kFormat> * kPanelRows];
     const int pieces = (tokens + kAtOnce<kFormat> - 1) / kAtOnce<kFormat>;  // of one size, as blocks are
-    const int even = (tokens + pieces * kTileTokens - 1) / (pieces * kTileTokens) * kTileTokens;
+    constexpr int tile = kAmx<kFormat> ? kAmxRows : kTileTokens;
+    const int even = (tokens + pieces * tile - 1) / (pieces * tile) * tile;
     const int piece = even < kAtOnce<kFormat> ? even : kAtOnce<kFormat>;
     while (begin < end) {
         const int panel = begin / 2, first = begin % 2 * (kVectors / 2);
@@ -223,11 +236,9 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
 }
 
 #ifdef PRONK_PRODUCTS
-namespace other = PRONK_PRODUCTS;
 template <Format kFormat>
-constexpr bool kOwn = traits(kFormat).columns == 2;  // pairs
+constexpr bool kOwn = traits(kFormat).columns == 2 || kAmx<kFormat>;  // pairs
 #else
-namespace other = PRONK_TARGET;
 template <Format kFormat>
 constexpr bool kOwn = true;
 #endif
@@ -242,7 +253,8 @@ constexpr decltype(Kernels::matmul) matmul_of() {
 template <Format kFormat>
 constexpr decltype(Kernels::first_factor) first_factor_of() {
     if constexpr (traits(kFormat).bits != 8) return nullptr;
-    else if constexpr (kOwn<kFormat>) return first_factor_as<kFormat, typename TilesOf<kFormat>::type::Multiplies>;
+    else if constexpr (kAmx<kFormat> && traits(kFormat).columns == 2) return amx_first_factor<kFormat>;
+    else if constexpr (kOwn<kFormat> && !kAmx<kFormat>) return first_factor_as<kFormat, typename TilesOf<kFormat>::type::Multiplies>;
     else return other::first_factor;
 }
 

@@ -7,7 +7,7 @@ namespace pronk {
 struct Processor {
     bool portable = true, neon = true;
     bool avx2 = false, avx2_vnni = false;  // avx2 with fma and f16c
-    bool avx512 = false, avx512_vnni = false, avx512_bf16 = false;  // avx512 f, bw, vl and dq
+    bool avx512 = false, avx512_vnni = false, avx512_bf16 = false, amx = false;  // avx512 f, bw, vl and dq; amx tile, int8 and bf16
     bool neon_dotprod = false, neon_i8mm = false;  // fp16 with dotprod; bf16 with i8mm
 };
 

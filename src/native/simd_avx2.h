@@ -139,7 +139,7 @@ struct Simd {
     PRONK_INLINE I dot4(I acc, Bytes w, I x) { return {dot(acc.a, w.a, x.a), dot(acc.b, w.b, x.b)}; }
 
     // As words, bytes are multiplied in two instructions for 16, four of which are for what dot() makes words of each time.
-    static constexpr bool widens_pairs = true;
+    static constexpr bool widens_pairs = true, tiles = false;
 #ifdef __AVXVNNI__
     static constexpr bool widens_bytes = false, sums_narrow = false;
 #else

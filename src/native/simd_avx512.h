@@ -1,4 +1,4 @@
-// 16 rows in a 512-bit register. Compiled three times: plain (Skylake), with VNNI (Ice Lake), with BF16 (Zen 4).
+// 16 rows in a 512-bit register. Compiled four times: plain (Skylake), with VNNI (Ice Lake), with BF16 (Zen 4), with AMX beside (Sapphire Rapids).
 #pragma once
 
 #include <immintrin.h>
@@ -15,6 +15,11 @@ struct Simd {
     using Bytes = __m512i;  // [16 rows][4]
     using Pairs = __m512i;  // [16 rows][2] bfloat16
     static constexpr int registers = 32, registers_per_vector = 1;
+#ifdef __AMX_TILE__
+    static constexpr bool tiles = true;
+#else
+    static constexpr bool tiles = false;
+#endif
     static constexpr bool widens_bytes = false, widens_pairs = false, sums_narrow = false;
 
     PRONK_INLINE F zero() { return _mm512_setzero_ps(); }

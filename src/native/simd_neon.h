@@ -15,7 +15,7 @@ struct Simd {
     struct Bytes { uint8x16_t v[4]; };   // [16 rows][4]
     struct Pairs { uint16x8_t v[4]; };   // [16 rows][2] bfloat16
     static constexpr int registers = 32, registers_per_vector = 4;
-    static constexpr bool widens_bytes = false, widens_pairs = false, sums_narrow = false;
+    static constexpr bool widens_bytes = false, widens_pairs = false, sums_narrow = false, tiles = false;
 
     template <class Body>
     PRONK_INLINE F each(Body body) { return {{body(0), body(1), body(2), body(3)}}; }

@@ -18,7 +18,7 @@ struct Simd {
     struct Bytes { uint8_t v[64]; };   // [16 rows][4]
     struct Pairs { uint16_t v[32]; };  // [16 rows][2] bfloat16
     static constexpr int registers = 16, registers_per_vector = 4;
-    static constexpr bool widens_bytes = false, widens_pairs = false, sums_narrow = false;
+    static constexpr bool widens_bytes = false, widens_pairs = false, sums_narrow = false, tiles = false;
 
     template <class Body>
     PRONK_INLINE F each(Body body) {

@@ -172,7 +172,7 @@ void Model::Step::linear(Worker& worker, const Input& input, const Linear& linea
         return;
     }
     const int panels = halves / 2, blocks = (tokens + kTokenBlock - 1) / kTokenBlock;
-    const int block = (tokens + blocks * kTileTokens - 1) / (blocks * kTileTokens) * kTileTokens;  // of one size, so that the last is not of a few tokens
+    const int tile = kernel.tile_tokens, block = (tokens + blocks * tile - 1) / (blocks * tile) * tile;  // of one size, so that the last is not of a few tokens
     parallel_for(worker, panels * blocks, 1, [&](int i, int) {
         const int token = i / panels * block, panel = i % panels;
         range(2 * panel, 2 * panel + 2, token, std::min(block, tokens - token));

@@ -300,10 +300,10 @@ int main() {
                 test_product(*kernel, format.id, between(1, round % 5 ? 14 : 130), between(1, 200), cols, round % 5 == 1);
             }
         for (const FormatTraits& format : kFormats)
-            for (const int tokens : {4, 8, 61}) test_product(*kernel, format.id, tokens, 130, 512);  // in turns; a piece of few tokens
+            for (const int tokens : {4, 8, 33, 61, 97}) test_product(*kernel, format.id, tokens, 130, 512);  // in turns; a piece of few tokens
         for (const Format format : {Format::f32, Format::bf16, Format::int8, Format::int8_plain, Format::llm_int8, Format::q8})
             for (int round = 0; round < 25; ++round)
-                test_first_factor(*kernel, format, between(1, 14), between(1, round % 5 ? 40 : 150), between(1, 700));
+                test_first_factor(*kernel, format, between(1, round % 5 ? 14 : 70), between(1, round % 5 ? 40 : 150), between(1, 700));
         for (const FormatTraits& format : kFormats) test_pairs(*kernel, format.id);
         test_swiglu(*kernel);
         for (const Format format : {Format::int8_plain, Format::llm_int8})

@@ -131,7 +131,7 @@ def test_eight_threads_get_the_texts_that_they_get_alone_in_less_than_a_quarter_
 
 
 @pytest.mark.skipif(
-    _native.isa() not in ("avx512-vnni", "avx512-bf16"),
+    _native.isa() not in ("avx512-vnni", "avx512-bf16", "amx"),
     reason="a pass of eight takes over four times one's time where instructions multiply fewer bytes at once",
 )
 def test_eight_threads_take_less_than_half_of_the_time(tmp_path: Path) -> None:
