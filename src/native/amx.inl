@@ -1,59 +1,16 @@
-// Products in the tiles of AMX (Intel's architectures manual, volume 1, chapter 18): at a step up to 16 tokens times 16 rows of a
-// panel, 64 bytes of each. Part of kernels_matmul.cpp.
+// Products in AMX's tiles (amx.h). Part of kernels_matmul.cpp.
 //
-// A panel is what a tile wants as it is: a line has four bytes of each of its rows, and 16 lines of 16 rows are a tile. 32 tokens are
-// two tiles, multiplied with 32 rows, so that four instructions share four tiles; of 16 and fewer one tile is multiplied with 64.
-// Sums of bytes are exact; of bfloat16 AMX has an order of its own (first numbers of pairs, second ones, then both), so that with it
-// any number of tokens is multiplied here. Asking for what comes next made all of it slower, from memory too.
+// 32 tokens are two tiles, multiplied with 32 rows, so that four instructions share four tiles; of 16 and fewer one tile is multiplied
+// with 64. Sums of bytes are exact; bfloat16 has AMX's order for any number of tokens. Asking for what comes next made all of it
+// slower, from memory too.
 
-constexpr int kAmxRows = 16, kAmxBytes = 64;  // of a tile
-constexpr int kAmxLines = kAmxBytes / 4;      // of a panel
-constexpr int kAmxTokens = 2 * kAmxRows;
+constexpr int kAmxTokens = 2 * kAmxRows;  // at once
 
 // What AMX multiplies: fewer tokens of bytes are as fast without.
 template <Format kFormat>
 constexpr bool kAmx = S::tiles && (traits(kFormat).columns == 2 || traits(kFormat).scales == Scales::row);
 template <Format kFormat>
 constexpr int kLeastAmx = traits(kFormat).columns == 2 ? 1 : 3;
-
-// Instructions as text: GCC 12's intrinsics do not say what memory they read and write, and it drops what was stored for them.
-// Sums are tiles 0 to 3, x 4 and 5, weights 6 and 7.
-struct Amx {
-    struct alignas(64) Shape {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {};
-        uint8_t rows[16] = {};
-    };
-
-    // Of `first` tokens times 64 rows, or of these and `second` ones times 32.
-    PRONK_INLINE void shape(int first, int second) {
-        Shape shape;
-        for (int tile = 0; tile < 8; ++tile) {
-            const bool of_second = second && (tile == 2 || tile == 3 || tile == 5);
-            shape.bytes[tile] = kAmxBytes;
-            shape.rows[tile] = static_cast<uint8_t>(tile > 5 ? kAmxLines : of_second ? second : first);
-        }
-        asm volatile("ldtilecfg %0" ::"m"(shape));
-    }
-    PRONK_INLINE void release() { asm volatile("tilerelease"); }  // else the system saves 8 KB more of the thread
-
-    template <int kTile>
-    PRONK_INLINE void zero() { asm volatile("tilezero %%tmm%c0" ::"i"(kTile)); }
-    template <int kTile>
-    PRONK_INLINE void load(const void* p, size_t stride) {
-        asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(kTile) : "memory");
-    }
-    template <int kTile>
-    PRONK_INLINE void store(void* p, size_t stride) {
-        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(kTile) : "memory");
-    }
-    // sums += x times weights; x is signed, weights are not.
-    template <bool kPairs, int kSums, int kX, int kWeights>
-    PRONK_INLINE void dot() {
-        if constexpr (kPairs) asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kWeights));
-        else asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kWeights));
-    }
-};
 
 // A panel of kRows rows and what it is multiplied with, step by step. Zeros fill up the last one.
 template <int kRows>
@@ -101,7 +58,7 @@ void amx_sums(const uint8_t* panel, int lines, int first, int vectors, const Row
             float *to = y + t * y_stride + v * 16, *below = to + kAmxRows * y_stride;
             const bool two = first + vectors - v > 1;
             step = two ? 2 : 1;
-            Amx::zero<0>(), Amx::zero<1>(), Amx::zero<2>(), Amx::zero<3>();
+            Amx::zero_all();
             if (more) {
                 operands.each(t, [&](const uint8_t* w, const uint8_t* x, size_t stride) __attribute__((always_inline)) {
                     Amx::load<4>(x, stride), Amx::load<6>(w + v * 64, line), Amx::dot<kPairs, 0, 4, 6>();
@@ -112,13 +69,8 @@ void amx_sums(const uint8_t* panel, int lines, int first, int vectors, const Row
                 if (two) Amx::store<1>(to + 16, bytes), Amx::store<3>(below + 16, bytes);
             } else if (first + vectors - v == kVectors) {
                 step = kVectors;
-                operands.each(t, [&](const uint8_t* w, const uint8_t* x, size_t stride) __attribute__((always_inline)) {
-                    Amx::load<4>(x, stride), Amx::load<6>(w, line), Amx::dot<kPairs, 0, 4, 6>();
-                    Amx::load<7>(w + 64, line), Amx::dot<kPairs, 1, 4, 7>();
-                    Amx::load<6>(w + 128, line), Amx::dot<kPairs, 2, 4, 6>();
-                    Amx::load<7>(w + 192, line), Amx::dot<kPairs, 3, 4, 7>();
-                });
-                Amx::store<0>(to, bytes), Amx::store<1>(to + 16, bytes), Amx::store<2>(to + 32, bytes), Amx::store<3>(to + 48, bytes);
+                operands.each(t, Amx::add_whole<kPairs>);
+                Amx::store_whole(to, bytes);
             } else {
                 operands.each(t, [&](const uint8_t* w, const uint8_t* x, size_t stride) __attribute__((always_inline)) {
                     Amx::load<4>(x, stride), Amx::load<6>(w + v * 64, line), Amx::dot<kPairs, 0, 4, 6>();

@@ -187,7 +187,7 @@ void turn_blocks(const float* x, int count, int block, float* out) {
 
 const Kernels* kernels() {
     static constexpr Kernels table{PRONK_NAME, kAttentionRows, S::widens_bytes, S::tiles ? 32 : kTileTokens, S::sums_narrow, matmul, first_factor, rmsnorm, convert, rope,
-                                   PRONK_LIKE::store_kv, PRONK_LIKE::attention, PRONK_LIKE::argmax, PRONK_LIKE::divide, PRONK_LIKE::exponentials,
+                                   S::tiles ? store_kv : PRONK_LIKE::store_kv, S::tiles ? attention : PRONK_LIKE::attention, PRONK_LIKE::argmax, PRONK_LIKE::divide, PRONK_LIKE::exponentials,
                                    PRONK_LIKE::find, PRONK_LIKE::round_rows};
     return &table;
 }

@@ -39,6 +39,8 @@ namespace pronk::PRONK_TARGET {
 
 std::remove_pointer_t<decltype(Kernels::matmul)> matmul;  // kernels_matmul.cpp
 std::remove_pointer_t<decltype(Kernels::first_factor)> first_factor;
+std::remove_pointer_t<decltype(Kernels::store_kv)> store_kv;  // these two are another set's, but where there are tiles
+std::remove_pointer_t<decltype(Kernels::attention)> attention;
 void turn_blocks(const float* x, int count, int block, float* out);  // turn.h's, in place too: kernels.cpp
 
 namespace {

@@ -3,6 +3,7 @@
 // Spans lie at absolute positions and are merged in order, and a key that a row may not see adds an exact zero: so a
 // row's result does not depend on which other rows share the pass, nor on where a chunk began. See kernels.inl.
 #include "kernels.inl"
+#include "amx.h"
 #include "turn.h"
 
 namespace pronk::PRONK_TARGET {
@@ -52,6 +53,9 @@ constexpr bool kWidened = kPairs<Op> && S::widens_pairs && T > 1;
 template <class Op, int T>
 constexpr int kPacked = kWidened<Op, T> ? 1 : Op::step;  // numbers in four bytes of an operand
 
+template <class Op>
+constexpr bool kAmx = S::tiles && kPairs<Op>;
+
 // Query rows or probabilities as an Op multiplies them; `count` is even for pairs.
 template <class Op, int T, class V = S>
 void to_operand(const float* x, int count, float* out) {
@@ -92,6 +96,38 @@ PRONK_INLINE void accumulate_operands(const uint8_t* w, const float* x, size_t s
     }
 }
 
+// Where a processor has tiles, an Op of pairs. Scores of 64 keys, kSpan floats between rows; q [dp / 64][rows][64].
+template <class Op>
+void score_pairs(const uint8_t* keys, const float* q, int rows, int d, float* scores) {
+    constexpr size_t stride = kPanelRows * sizeof(float);
+    Amx::zero_all();
+    for (int i = 0; i < d; i += kAmxRows * 2) {
+        const uint8_t* x = (const uint8_t*)(q + i / kPanelRows * kPanelRows * rows) + i % kPanelRows * 2;
+        const uint8_t* w = keys + (size_t)i / 2 * kLineBytes;
+        if (i + kAmxRows * 2 <= d) {
+            Amx::add_whole<true>(w, x, stride);
+            continue;
+        }
+        const int lines = (d - i + 1) / 2;
+        alignas(64) uint8_t last_keys[kAmxLines * kLineBytes] = {}, last_x[kAmxRows][kAmxBytes] = {};
+        std::memcpy(last_keys, w, lines * kLineBytes);
+        for (int t = 0; t < rows; ++t) std::memcpy(last_x[t], x + t * stride, lines * 4);
+        Amx::add_whole<true>(last_keys, last_x[0], kAmxBytes);
+    }
+    Amx::store_whole(scores, kSpan * sizeof(float));
+}
+
+// Sums of 64 dimensions of values, `stride` floats between rows. Values that no key has yet are finite, and their weights zeros.
+template <class Op>
+void weigh_pairs(const AttentionTask& task, const int32_t* table, size_t offset, int keys, const float* weights, float* sums, int stride) {
+    Amx::zero_all();
+    for (int key = 0; key < keys; key += kAmxRows * 2) {
+        const uint8_t* panel = task.kv + table[key / kKVBlock] * task.block_stride + offset;
+        Amx::add_whole<true>(panel + key % kKVBlock / 2 * kLineBytes, (const uint8_t*)(weights + key / 2), kSpan * sizeof(float));
+    }
+    Amx::store_whole(sums, stride * sizeof(float));
+}
+
 template <KVType kType, int T>
 void attend(const KVLayout& layout, const AttentionTask& task) {
     using Op = KVOp<kType>;
@@ -125,6 +161,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
         }
     }
 
+    if constexpr (kAmx<Op>) Amx::shape(T, 0);
     const int end = task.limit[T - 1];
     for (int begin = 0; begin < end; begin += kSpan) {
         const int keys = end - begin < kSpan ? end - begin : kSpan;
@@ -139,6 +176,10 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                     score_codes<decltype(tokens)::value>(layout, panel, q + t * dp, dp, sums + t * (dp / kSumsOf), dp / kSumsOf,
                                                          scores + t * kSpan + b * kKVBlock);
                 });
+                continue;
+            }
+            if constexpr (kAmx<Op>) {
+                score_pairs<Op>(panel, q, T, d, scores + b * kKVBlock);
                 continue;
             }
             const float* scale = (const float*)(panel + (size_t)d * kKVBlock * type.bytes);
@@ -197,7 +238,10 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                 weigh_codes<decltype(tokens)::value>(layout, task, table, keys, group, scores + t * kSpan, operand,
                                                      span + t * dp + group * kGroupOf, dp);
             });
-        for (int group = 0; !type.group && group * kPanelRows < d; ++group)
+        if constexpr (kAmx<Op>)
+            for (int group = 0; group * kPanelRows < d; ++group)
+                weigh_pairs<Op>(task, table, layout.keys_bytes + group * group_bytes, keys, operand, span + group * kPanelRows, dp);
+        for (int group = 0; !type.group && !kAmx<Op> && group * kPanelRows < d; ++group)
             for (int v = 0; v < kVectors; v += R) {
                 F acc[T][R];
 #pragma GCC unroll 6
@@ -234,6 +278,7 @@ void attend(const KVLayout& layout, const AttentionTask& task) {
                                          S::mul(S::load(sum + i), S::set(factors[0]))));
         }
     }
+    if constexpr (kAmx<Op>) Amx::release();
     for (int t = 0; t < T; ++t) {
         for (int i = 0; i < d; i += 16)
             store_part(task.out[t] + i, S::div(S::load(total + t * dp + i), S::set(mass[t])), d - i);
@@ -253,12 +298,19 @@ void attention_as(const KVLayout& layout, const AttentionTask& task) {
     }
 }
 
+// Where a processor has tiles, all else but pairs is read as without.
+template <KVType kType>
+constexpr decltype(Kernels::attention) attention_of() {
+    if constexpr (S::tiles && !kAmx<KVOp<kType>>) return PRONK_LIKE::attention;
+    else return attention_as<kType>;
+}
+
 template <class Indices>
 struct OfEveryType;
 template <int... kIndex>
 struct OfEveryType<std::integer_sequence<int, kIndex...>> {
     static constexpr decltype(Kernels::store_kv) store_kv[] = {store_kv_as<static_cast<KVType>(kIndex)>...};
-    static constexpr decltype(Kernels::attention) attention[] = {attention_as<static_cast<KVType>(kIndex)>...};
+    static constexpr decltype(Kernels::attention) attention[] = {attention_of<static_cast<KVType>(kIndex)>()...};
 };
 using All = OfEveryType<std::make_integer_sequence<int, count_of(kKVTypes)>>;
 

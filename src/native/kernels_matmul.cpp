@@ -1,5 +1,6 @@
 // Products of every format: register tiles, and what becomes of what they give. See kernels.inl.
 #include "kernels.inl"
+#include "amx.h"
 #include "planes.h"
 
 namespace pronk::PRONK_TARGET {
