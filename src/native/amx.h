@@ -1,8 +1,10 @@
-// AMX's instructions (Intel's architectures manual, volume 1, chapter 18). At a step they multiply up to 16 tokens with 16 rows of a
-// panel, 64 bytes of each, and a panel is what they want as it is: a line has four bytes of each of its rows, and 16 lines are a tile.
+// AMX's instructions (Intel's architectures manual, volume 1, chapter 18). At a step one multiplies up to 16 tokens with 16 rows of a
+// panel, 64 bytes of each, and a panel is what it wants as it is: a line has four bytes of each of 64 rows, and 16 lines are four
+// tiles side by side.
 //
-// Of bfloat16 they sum the first numbers of a step's pairs, and the second ones, and then both: so who multiplies pairs with AMX does
-// so for any number of tokens, and by whole steps, of which zeros are no more than that.
+// Of bfloat16 it sums the products of the first numbers of a step's 16 pairs, those of the second ones, adds both, and adds that to
+// what was there. So who multiplies pairs with AMX does so for any number of tokens. A last step is filled up with zeros, which
+// change no sum.
 #pragma once
 
 namespace pronk::PRONK_TARGET {
@@ -12,7 +14,8 @@ namespace {
 constexpr int kAmxRows = 16, kAmxBytes = 64;  // of a tile
 constexpr int kAmxLines = kAmxBytes / 4;      // of a panel
 
-// Instructions as text: GCC 12's intrinsics do not say what memory they read and write, and it drops what was stored for them.
+// Instructions as text: of GCC 12's intrinsics a load does not say what memory it reads, nor a shape all of it, and the compiler drops
+// what was stored there.
 // Sums are tiles 0 to 3, x 4 and 5, weights 6 and 7.
 struct Amx {
     struct alignas(64) Shape {
@@ -44,7 +47,7 @@ struct Amx {
         asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(kTile) : "memory");
     }
     PRONK_INLINE void zero_all() { zero<0>(), zero<1>(), zero<2>(), zero<3>(); }
-    // sums += x times weights; x is signed, weights are not.
+    // sums += x times weights. Bytes of x are signed, those of weights are not.
     template <bool kPairs, int kSums, int kX, int kWeights>
     PRONK_INLINE void dot() {
         if constexpr (kPairs) asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kWeights));

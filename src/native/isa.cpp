@@ -21,6 +21,8 @@ namespace {
 struct Isa {
     bool Processor::*needs;
     const Kernels* (*table)();
+
+    bool runs() const { return processor().*needs && (needs != &Processor::amx || may_use_tiles()); }
 };
 
 #define PRONK_ROW(target) {&Processor::target, target::kernels},
@@ -33,14 +35,14 @@ const Kernels& choose() {
     std::string names;
     for (int i = 0; const Kernels* kernel = kernels_at(i); ++i)
         names += (names.empty() ? "" : ", ") + std::string(kernel->name);
-    throw std::runtime_error("PRONK_ISA=" + std::string(wanted) + ": this processor can run " + names);
+    throw std::runtime_error("PRONK_ISA=" + std::string(wanted) + ": this processor can run " + names + (processor().amx && !may_use_tiles() ? ", and the system lets it have no amx" : ""));
 }
 
 }  // namespace
 
 const Kernels* kernels_at(int index) {
     for (const Isa& isa : kIsas)
-        if (processor().*isa.needs && index-- == 0) return isa.table();
+        if (isa.runs() && index-- == 0) return isa.table();
     return nullptr;
 }
 
@@ -50,8 +52,8 @@ const Kernels& kernels() {
 }
 
 const Kernels* kernels_named(const char* name) {
-    for (int i = 0; const Kernels* kernel = kernels_at(i); ++i)
-        if (std::strcmp(name, kernel->name) == 0) return kernel;
+    for (const Isa& isa : kIsas)  // of others nothing is asked
+        if (std::strcmp(name, isa.table()->name) == 0) return isa.runs() ? isa.table() : nullptr;
     return nullptr;
 }
 

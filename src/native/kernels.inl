@@ -1,6 +1,6 @@
 // What the kernels share, written once over `Simd` and compiled for each instruction set: CMakeLists.txt names its header,
-// PRONK_SIMD, and a namespace for it, PRONK_TARGET; PRONK_LIKE, whose kernels it takes but for products; and PRONK_PRODUCTS, if any,
-// whose products it takes but for those of pairs.
+// PRONK_SIMD, and a namespace for it, PRONK_TARGET; PRONK_LIKE, whose kernels it takes but for products; PRONK_PRODUCTS, if any, whose
+// products it takes but for those of pairs; and PRONK_TILES, where it multiplies pairs and int8 in tiles, and attends with them, too.
 //
 // Everything sits in an unnamed namespace but what the table of kernels points to: each instruction set must keep its own
 // copy, for the linker would otherwise merge code made for different processors. Every sum runs in an order that knows
@@ -39,7 +39,7 @@ namespace pronk::PRONK_TARGET {
 
 std::remove_pointer_t<decltype(Kernels::matmul)> matmul;  // kernels_matmul.cpp
 std::remove_pointer_t<decltype(Kernels::first_factor)> first_factor;
-std::remove_pointer_t<decltype(Kernels::store_kv)> store_kv;  // these two are another set's, but where there are tiles
+std::remove_pointer_t<decltype(Kernels::store_kv)> store_kv;  // a set with tiles has these two of its own
 std::remove_pointer_t<decltype(Kernels::attention)> attention;
 void turn_blocks(const float* x, int count, int block, float* out);  // turn.h's, in place too: kernels.cpp
 

@@ -34,7 +34,7 @@ struct KVOp<KVType::q4> : OpF32 {};  // queries stay floats; the rest is in kv_c
 
 template <>
 struct KVOp<KVType::int8> : OpF32 {
-    static constexpr int vector = 16;
+    [[maybe_unused]] static constexpr int vector = 16;
     PRONK_INLINE W weights(const uint8_t* p) { return S::load_int8(p); }
     PRONK_INLINE void store(uint8_t* p, F x) { S::store_int8((int8_t*)p, S::round(x)); }
 };

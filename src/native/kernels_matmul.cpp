@@ -164,7 +164,7 @@ void vectors_of_panel(const Matrix& w, const uint8_t* panel, int first, int vect
 }
 
 template <Format kFormat>
-constexpr bool kNarrows = S::sums_narrow && traits(kFormat).scales == Scales::row;
+[[maybe_unused]] constexpr bool kNarrows = S::sums_narrow && traits(kFormat).scales == Scales::row;
 
 // y [tokens][64] of some rows of a panel, each number as the format's kernels sum it up.
 template <Format kFormat>
@@ -238,7 +238,7 @@ void matmul_as(const Matrix& w, const Rows& x, int tokens, int begin, int end, c
 
 #ifdef PRONK_PRODUCTS
 template <Format kFormat>
-constexpr bool kOwn = traits(kFormat).columns == 2 || kAmx<kFormat>;  // pairs
+constexpr bool kOwn = traits(kFormat).columns == 2 || kAmx<kFormat>;  // pairs, and what AMX multiplies
 #else
 template <Format kFormat>
 constexpr bool kOwn = true;

@@ -148,7 +148,7 @@ inline void ask_for(const uint8_t* p, size_t bytes) {
 }
 
 // Sums of a query's groups, times what a least number is a multiple of: q [D] -> sums [D/16]
-void sum_groups(const float* q, int d, float* sums) {
+[[maybe_unused]] void sum_groups(const float* q, int d, float* sums) {
     for (int i = 0; i < d; i += kGroupOf) sums[i / kGroupOf] = kLeastUnit * S::sum(load_part(q + i, d - i));
 }
 

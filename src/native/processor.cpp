@@ -37,17 +37,6 @@ uint32_t saved_registers() {
     return low;
 }
 
-// Tiles take 8 KB of each thread's state, and Linux saves them only for processes that ask (its x86/xstate documentation). It says
-// no where a thread has too small a stack for signals.
-bool may_use_tiles() {
-#ifdef __linux__
-    constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
-    return syscall(SYS_arch_prctl, request, tile_data) == 0;
-#else
-    return false;
-#endif
-}
-
 bool all(uint32_t value, uint32_t bits) { return (value & bits) == bits; }
 constexpr uint32_t bit(int number) { return uint32_t{1} << number; }
 
@@ -65,7 +54,7 @@ Processor detect() {
     p.avx512_vnni = p.avx512 && all(extended.c, bit(11));
     p.avx512_bf16 = p.avx512_vnni && all(more.a, bit(5));
     constexpr uint32_t tiles = 0x60000, bf16_tile_int8 = bit(22) | bit(24) | bit(25);
-    p.amx = p.avx512_bf16 && all(saved, tiles) && all(extended.d, bf16_tile_int8) && may_use_tiles();
+    p.amx = p.avx512_bf16 && all(saved, tiles) && all(extended.d, bf16_tile_int8);
     return p;
 }
 #elif defined(PRONK_ARM) && defined(__linux__)
@@ -97,6 +86,15 @@ Processor detect() { return {}; }
 #endif
 
 }  // namespace
+
+bool may_use_tiles() {
+#if defined(PRONK_X86) && defined(__linux__)
+    constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return false;
+#endif
+}
 
 const Processor& processor() {
     static const Processor detected = detect();

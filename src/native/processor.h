@@ -13,4 +13,8 @@ struct Processor {
 
 const Processor& processor();
 
+// Asks for tiles: they are 8 KB of a thread's state, which Linux saves only for processes that ask (its documentation of x86/xstate).
+// It says no where a thread has too small a stack for signals, and lets nobody have one afterwards.
+bool may_use_tiles();
+
 }  // namespace pronk

@@ -15,7 +15,7 @@ struct Simd {
     using Bytes = __m512i;  // [16 rows][4]
     using Pairs = __m512i;  // [16 rows][2] bfloat16
     static constexpr int registers = 32, registers_per_vector = 1;
-#ifdef __AMX_TILE__
+#ifdef PRONK_TILES
     static constexpr bool tiles = true;
 #else
     static constexpr bool tiles = false;
