@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -11,16 +13,16 @@ from pronk.calibrate import cores, gptq
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_the_same_bits_on_any_number_of_cores(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).normal(size=(1100, 600)).astype(np.float32)
-    with cores.a_thread_a_call():
-        monkeypatch.setattr(cores, "processors", lambda: 1)
-        alone = cores.product(x, x.T), cores.gram(x)
-        monkeypatch.setattr(cores, "processors", lambda: count)
-        found = cores.product(x, x.T), cores.gram(x)
+    made = []
+    for cores_here in (1, count):
+        monkeypatch.setattr(cores, "processors", lambda cores_here=cores_here: cores_here)
+        with cores.a_thread_a_call():
+            made.append((cores.product(x, x.T), cores.product(x[:7], x.T), cores.gram(x)))
     exact = x.astype(np.float64)
-    for one, other, expected in zip(alone, found, (exact @ exact.T, exact.T @ exact), strict=True):
+    for one, other, expected in zip(*made, (exact @ exact.T, exact[:7] @ exact.T, exact.T @ exact), strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_allclose(one, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-    np.testing.assert_array_equal(found[1], found[1].T)
+    np.testing.assert_array_equal(made[1][2], made[1][2].T)
 
 
 @pytest.mark.parametrize("size", [1, 144, 145, 577])
@@ -41,6 +43,23 @@ def test_what_comes_of_each_part_in_their_order_or_its_error() -> None:
         assert cores.shared(np.exp, [np.float32(1000)]) == [np.inf]
     with np.errstate(over="raise"), pytest.raises(FloatingPointError):
         cores.shared(np.exp, [np.float32(1000)])
+
+
+def test_a_pool_is_kept_and_work_in_it_may_share_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one thread, which would wait for itself."""
+    monkeypatch.setattr(cores, "processors", lambda: 1)
+
+    def names(parts: range) -> list[str]:
+        return cores.shared(lambda _: threading.current_thread().name, parts)
+
+    with cores.a_thread_a_call(), np.errstate(over="ignore"):
+        begun = cores.begun(names, range(3))
+        assert len({*names(range(5)), *names(range(5))}) == 1
+        assert len(begun.result()) == 3
+        assert cores.begun(np.exp, np.float32(1000)).result() == np.inf
+        with pytest.raises(ZeroDivisionError):
+            cores.begun(lambda part: 1 // part, 0).result()
+    assert names(range(5)) != names(range(5))
 
 
 def test_threads_of_blas_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

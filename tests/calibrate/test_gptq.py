@@ -144,10 +144,12 @@ def test_the_triangle_is_the_inverses() -> None:
     np.testing.assert_allclose(
         upper.T @ upper @ damped, np.eye(300), atol=1e-4
     )  # U is rounded to float32, H's condition 1e3
+    assert gptq.left(h.astype(np.float32), 0.1) == pytest.approx(np.mean(np.diag(upper) ** -2), rel=1e-5)
 
 
 def test_inputs_that_are_nothing_and_rows_that_are_nothing() -> None:
     np.testing.assert_array_equal(gptq.spread(np.zeros((64, 64), np.float32), 0.01), np.eye(64))
+    assert gptq.left(np.zeros((64, 64), np.float32), 0.01) == 1
     for kind in KINDS:
         assert not decoded(gptq.rounded(np.zeros((2, 256), np.float32), None, kind)).any()
 

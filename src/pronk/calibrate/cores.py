@@ -1,7 +1,8 @@
 """Work shared out among the processor's cores: the same bits on any number of them.
 
 BLAS gets one thread a call meanwhile. Its own threads spin while they wait for each other, at every small product and
-dozens of times in a Cholesky decomposition: beside another program attention took 27 times the processor's time.
+dozens of times in a Cholesky decomposition: beside another program attention took 27 times the processor's time. Ours
+are begun once: to begin them for every product took a tenth of the time.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -24,9 +25,9 @@ Floats = NDArray[np.float32]
 Part = TypeVar("Part")
 Made = TypeVar("Made")
 
-_ROWS = 512  # of a product that are a piece of work
+_MOST = 512  # rows or columns of a product that are a piece of work
 _COLUMNS = 256  # likewise, of a matrix times itself
-_FEWEST = 144  # likewise, of a triangle's
+_FEWEST = 144  # likewise, of anything: smaller ones are not worth a thread
 _SMALL = 2.0**-40  # squares of what is a millionth of it are still normal numbers
 
 # OpenBLAS in numpy's own wheels, in others' builds, and MKL.
@@ -39,20 +40,45 @@ _GET_AND_SET = (
 )
 
 
+_POOL: ContextVar[ThreadPoolExecutor | None] = ContextVar("_POOL", default=None)
+
+
 def shared(work: Callable[[Part], Made], parts: Iterable[Part]) -> list[Made]:
     """What comes of each part, in their order; numpy lets go of Python's lock, and its errstate holds here too."""
     parts = list(parts)
-    if len(parts) == 1:  # a thread takes longer to begin than the small products of a triangle do
+    if len(parts) == 1:  # to hand it over takes longer than the small products of a triangle do
         return [copy_context().run(work, parts[0])]
-    with ThreadPoolExecutor(processors()) as pool:
-        made = [pool.submit(copy_context().run, work, part) for part in parts]
+    with _pool() as pool:
+        made = [_begun(pool, work, part) for part in parts]
         return [one.result() for one in made]
 
 
+def begun(work: Callable[[Part], Made], part: Part) -> Future[Made]:
+    """What will come of it, while the caller goes on; within `a_thread_a_call`. It has its turn before what is shared
+    later, so that no more of these wait than there are threads."""
+    pool = _POOL.get()
+    assert pool
+    return _begun(pool, work, part)
+
+
+def _begun(pool: ThreadPoolExecutor, work: Callable[[Part], Made], part: Part) -> Future[Made]:
+    return pool.submit(copy_context().run, _outside, work, part)
+
+
+def _outside(work: Callable[[Part], Made], part: Part) -> Made:
+    """Work in a thread of the pool: were it to share more out there, it would wait for itself."""
+    _POOL.set(None)
+    return work(part)
+
+
 def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """a @ b"""
+    """a @ b, of which some rows are a piece, or some columns where there are more of these."""
     out = np.empty((len(a), b.shape[1]), a.dtype)
-    shared(lambda some: np.matmul(a[some], b, out=out[some]), _slices(len(a), _ROWS))
+    if len(a) >= b.shape[1]:
+        shared(lambda some: np.matmul(a[some], b, out=out[some]), _slices(len(a), min(_MOST, _piece(len(a)))))
+    else:
+        columns = _slices(b.shape[1], min(_MOST, _piece(b.shape[1])))
+        shared(lambda some: np.matmul(a, b[:, some], out=out[:, some]), columns)
     return out
 
 
@@ -96,18 +122,31 @@ def triangular(a: NDArray[Any], upper: NDArray[Any], *, turned: bool = False) ->
 
 @contextmanager
 def a_thread_a_call() -> Iterator[None]:
-    """Keep numpy's BLAS to one thread; where it is none of those that are known, leave it as it is."""
+    """Keep numpy's BLAS to one thread; where it is none of those that are known, leave it as it is. What is shared
+    meanwhile has the same threads."""
     found = _threads_of_blas()
-    if found is None:
-        yield
-        return
-    get, set_to = found
+    get, set_to = found or (lambda: 0, lambda _: None)
     before = get()
     set_to(1)
     try:
-        yield
+        with ThreadPoolExecutor(processors()) as pool:
+            token = _POOL.set(pool)
+            try:
+                yield
+            finally:
+                _POOL.reset(token)
     finally:
         set_to(before)
+
+
+@contextmanager
+def _pool() -> Iterator[ThreadPoolExecutor]:
+    """That of `a_thread_a_call`, or one for this once."""
+    if kept := _POOL.get():
+        yield kept
+        return
+    with ThreadPoolExecutor(processors()) as pool:
+        yield pool
 
 
 def _threads_of_blas() -> tuple[Callable[[], int], Callable[[int], object]] | None:
@@ -123,9 +162,11 @@ def _threads_of_blas() -> tuple[Callable[[], int], Callable[[int], object]] | No
 
 
 def _piece(size: int) -> int:
-    """A quarter, so that all cores have as much to do; small ones are not worth a thread."""
+    """A quarter, so that all cores have as much to do."""
     return max(_FEWEST, -(-size // 4))
 
 
-def _slices(size: int, step: int) -> list[slice]:
+def _slices(size: int, most: int) -> list[slice]:
+    """As few as can be of so many at most, all as large as each other."""
+    step = -(-size // -(-size // most)) if size else most
     return [slice(at, min(at + step, size)) for at in range(0, size, step)]

@@ -44,13 +44,26 @@ class Rounded:
 
 def spread(hessian: Floats, damping: float) -> Floats:
     """U [K, K] of H [K, K], whose diagonal is raised by a share of its mean, for few tokens tell little of it."""
+    h = _damped(hessian, damping)
+    return np.eye(len(hessian), dtype=np.float32) if h is None else _triangle(h).astype(np.float32)
+
+
+def left(hessian: Floats, damping: float) -> float:
+    """The share of errors that carrying them leaves: the mean of 1 / U[j, j]^2 over that of H[j, j]. With H = R R^T and
+    U = R^-1 (see `_triangle`) it takes R's diagonal alone."""
+    h = _damped(hessian, damping)
+    return 1.0 if h is None else float(np.mean(np.diag(np.linalg.cholesky(h[::-1, ::-1])) ** 2))
+
+
+def _damped(hessian: Floats, damping: float) -> NDArray[np.float64] | None:
+    """With a diagonal whose mean is 1, and raised; None for inputs that are always nothing."""
     h = hessian.astype(np.float64)
     mean = float(np.trace(h)) / len(h)
-    if mean <= 0:  # inputs that are always nothing
-        return np.eye(len(h), dtype=np.float32)
+    if mean <= 0:
+        return None
     h /= mean
     h[np.diag_indices_from(h)] += damping
-    return _triangle(h).astype(np.float32)
+    return h
 
 
 def rounded(w: Floats, upper: Floats | None, kind: str) -> Rounded:

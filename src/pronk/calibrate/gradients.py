@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pronk.calibrate.cores import product
+from pronk.calibrate.cores import product, shared
 from pronk.calibrate.layers import Attention, norm, pieces
 from pronk.checkpoint.tensors import EMBEDDING, HEAD
 from pronk.config import ModelConfig
@@ -30,7 +30,7 @@ from pronk.config import ModelConfig
 Floats = NDArray[np.float32]
 Weights = Callable[[str], Floats | None]  # by a tensor's name; None where there is none
 
-_TOKENS = 256  # whose predictions are there at once
+_TOKENS, _FEW = 256, 64  # whose predictions are there at once; of which a core takes so many
 
 
 class Product(NamedTuple):
@@ -58,7 +58,7 @@ class _Net:
         stream, before = self._table(EMBEDDING)[self.ids], []
         for layer in range(self.config.num_hidden_layers):
             before.append(stream)
-            stream = _Layer(self, layer, stream).out
+            stream = _Layer(self, layer, stream).out()
         gradient = yield from self._head(stream)
         for layer in reversed(range(self.config.num_hidden_layers)):
             gradient = yield from _Layer(self, layer, before.pop()).back(gradient)
@@ -75,12 +75,11 @@ class _Net:
         for at in range(0, len(fed), _TOKENS):
             some = slice(at, at + _TOKENS)
             p = product(fed[some], head.T)
-            p -= p.max(axis=1, keepdims=True)
-            np.exp(p, out=p)
-            p /= p.sum(axis=1, keepdims=True)
-            curvature += float((1 - np.einsum("tv,tv->t", p, p)) @ np.einsum("tc,tc->t", fed[some], fed[some]))
-            drawn = (p.cumsum(axis=1) < self.draws.random((len(p), 1))).sum(axis=1).clip(max=len(head) - 1)
-            gradient[some] = head[drawn] - product(p, head)
+            few = [p[at : at + _FEW] for at in range(0, len(p), _FEW)]
+            parts = [(rows, self.draws.random((len(rows), 1))) for rows in few]
+            uncertain, drawn = map(np.concatenate, zip(*shared(_predicted, parts), strict=True))
+            curvature += float(uncertain @ np.einsum("tc,tc->t", fed[some], fed[some]))
+            gradient[some] = head[drawn.clip(max=len(head) - 1)] - product(p, head)
         yield Product(name, fed, curvature)
         return _through_norm(gradient, stream, scale, self.config.rms_norm_eps)
 
@@ -95,7 +94,7 @@ class _Layer:
 
     def __init__(self, net: _Net, number: int, stream: Floats) -> None:
         self.net, self.prefix, self.eps = net, f"model.layers.{number}.", net.config.rms_norm_eps
-        self.stream = stream
+        self.stream, self.weights = stream, dict[str, Floats]()
         self.first, self.second = (self._of(f"{name}_layernorm") for name in ("input", "post_attention"))
         self.fed = norm(stream, self.first, self.eps)
         self.q, self.k, self.v = (self._product(self.fed, f"self_attn.{name}_proj") for name in "qkv")
@@ -103,16 +102,22 @@ class _Layer:
         self.middle = stream + self._product(self.attended, "self_attn.o_proj")
         self.fed_mlp = norm(self.middle, self.second, self.eps)
         self.gate, self.up = (self._product(self.fed_mlp, f"mlp.{name}_proj") for name in ("gate", "up"))
-        self.sigmoid = _sigmoid(self.gate)
-        self.hidden = self.gate * self.sigmoid * self.up
-        self.out = self.middle + self._product(self.hidden, "mlp.down_proj")
+        self.sigmoid, self.hidden = np.empty_like(self.gate), np.empty_like(self.gate)
+        shared(self._gated, pieces(len(stream)))
+
+    def _gated(self, some: slice) -> None:
+        gate = self.gate[some]
+        with np.errstate(over="ignore"):  # of what is far below nothing: 0 comes of it
+            self.sigmoid[some] = 1 / (1 + np.exp(-gate))
+        self.hidden[some] = gate * self.sigmoid[some] * self.up[some]
+
+    def out(self) -> Floats:
+        return self.middle + self._product(self.hidden, "mlp.down_proj")
 
     def back(self, gradient: Floats) -> Generator[Product, None, Floats]:
         """`gradient`: by what the layer gave; returns that by what it was given."""
         yield self._at("mlp.down_proj", self.hidden, gradient)
-        by_hidden = product(gradient, self._of("mlp.down_proj"))
-        by_up = by_hidden * self.gate * self.sigmoid
-        by_gate = by_hidden * self.up * self.sigmoid * (1 + self.gate * (1 - self.sigmoid))
+        by_gate, by_up = self._back_of_gated(product(gradient, self._of("mlp.down_proj")))
         yield self._at("mlp.gate_proj", self.fed_mlp, by_gate)
         yield self._at("mlp.up_proj", self.fed_mlp, by_up)
         by_fed: Floats = product(by_gate, self._of("mlp.gate_proj"))
@@ -126,8 +131,21 @@ class _Layer:
             by_fed += product(by, self._of(f"self_attn.{name}_proj"))
         return gradient + _through_norm(by_fed, self.stream, self.first, self.eps)
 
+    def _back_of_gated(self, by_hidden: Floats) -> tuple[Floats, Floats]:
+        by_gate, by_up = np.empty_like(by_hidden), np.empty_like(by_hidden)
+
+        def back(some: slice) -> None:
+            by, gate, sigmoid = by_hidden[some], self.gate[some], self.sigmoid[some]
+            by_gate[some] = by * self.up[some] * sigmoid * (1 + gate * (1 - sigmoid))
+            by_up[some] = by * gate * sigmoid
+
+        shared(back, pieces(len(by_hidden)))
+        return by_gate, by_up
+
     def _of(self, module: str) -> Floats:
-        return self.net._table(f"{self.prefix}{module}.weight")
+        if module not in self.weights:
+            self.weights[module] = self.net._table(f"{self.prefix}{module}.weight")
+        return self.weights[module]
 
     def _product(self, fed: Floats, module: str) -> Floats:
         given: Floats = product(fed, self._of(module).T)
@@ -142,17 +160,25 @@ def _square(by_weight: Floats) -> float:
     return float(np.einsum("nk,nk->", by_weight, by_weight, dtype=np.float64))
 
 
-def _sigmoid(x: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # of what is far below nothing: 0 comes of it
-        return np.asarray(1 / (1 + np.exp(-x)))
+def _predicted(part: tuple[Floats, NDArray[np.float64]]) -> tuple[Floats, NDArray[np.int64]]:
+    """Of logits [T, V], which become probabilities, and an even draw for each row: how uncertain each is, 1 - sum p^2,
+    and the token that is drawn; V where rounding leaves their sum under the draw."""
+    p, even = part
+    p -= p.max(axis=1, keepdims=True)
+    np.exp(p, out=p)
+    p /= p.sum(axis=1, keepdims=True)
+    return 1 - np.einsum("tv,tv->t", p, p), (p.cumsum(axis=1) < even).sum(axis=1)
 
 
 def _through_norm(gradient: Floats, x: Floats, weight: Floats, eps: float) -> Floats:
     """By what a norm gave [T, C] to by what it was given."""
     out = np.empty_like(gradient)
-    for piece in pieces(len(x)):
-        part, by = x[piece], gradient[piece] * weight
+
+    def back(some: slice) -> None:
+        part, by = x[some], gradient[some] * weight
         length = np.sqrt(np.einsum("tc,tc->t", part, part)[:, None] / np.float32(x.shape[1]) + np.float32(eps))
         along = np.einsum("tc,tc->t", by, part)[:, None] / (np.float32(x.shape[1]) * length * length)
-        out[piece] = (by - part * along) / length
+        out[some] = (by - part * along) / length
+
+    shared(back, pieces(len(x)))
     return out

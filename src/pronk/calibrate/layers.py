@@ -18,27 +18,33 @@ from pronk.config.rope import cos_sin, inverse_frequencies
 
 Floats = NDArray[np.float32]
 
-_TOKENS = 512  # that elementwise work is done for at once
+_TOKENS = 256  # that elementwise work is done for at once
 _QUERIES = 128  # whose scores are
 
 
 def norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """[T, C]"""
     out = np.empty_like(x)
-    for piece in pieces(len(x)):
-        part = x[piece]
+
+    def piece(some: slice) -> None:
+        part = x[some]
         mean = np.einsum("tc,tc->t", part, part)[:, None] / np.float32(x.shape[1])
-        out[piece] = part / np.sqrt(mean + np.float32(eps)) * weight
+        out[some] = part / np.sqrt(mean + np.float32(eps)) * weight
+
+    shared(piece, pieces(len(x)))
     return out
 
 
 def gated(gate: Floats, up: Floats) -> Floats:
     """silu(gate) * up, [T, F]; `gate` is used up."""
-    for piece in pieces(len(gate)):
-        part = gate[piece]
+
+    def piece(some: slice) -> None:
+        part = gate[some]
         with np.errstate(over="ignore"):  # of what is far below nothing: 0 comes of it
             part /= 1 + np.exp(-part)
-        part *= up[piece]
+        part *= up[some]
+
+    shared(piece, pieces(len(gate)))
     return gate
 
 

@@ -15,6 +15,7 @@ steps for which there is room after all are taken back. It begins with F16, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from pronk.calibrate import CTX, gptq, packing
 from pronk.calibrate.calibrated import check_fed, codes, weights_of, windows
-from pronk.calibrate.cores import a_thread_a_call, gram
+from pronk.calibrate.cores import a_thread_a_call, begun, gram
 from pronk.calibrate.gradients import products
 from pronk.calibrate.grids import RULES
 from pronk.calibrate.knapsack import Part, Step, in_order
@@ -164,39 +165,39 @@ def _aligned(shape: tuple[int, ...], kind: str) -> int:
 def _harms(
     checkpoint: Checkpoint, parts: Sequence[Part], texts: list[Sequence[int]], carried: bool, progress: Progress | None
 ) -> dict[str, dict[str, float]]:
-    """Of each part in each of its types but WIDE, alone."""
+    """Of each part in each of its types but WIDE, alone. What does not need the gradients is found beside them."""
     harms = {part.name: {kind: 0.0 for kind in part.nbytes if kind != WIDE} for part in parts}
     tell, tokens = progress or (lambda *_: None), sum(map(len, texts))
 
     def weights(name: str) -> Floats | None:
         return weights_of(checkpoint, name) if name in checkpoint.tensors else None
 
-    total = len(_matrices(checkpoint))
-    left = 1.0
+    def off(name: str) -> dict[str, float]:
+        some = weights_of(checkpoint, name)
+        some = some[:: -(-len(some) // _ROWS)]
+        return {kind: _mean_square(some, kind, name) for kind in harms[_part_of(name)]}
+
+    total, found = len(_matrices(checkpoint)), list[tuple[str, float, Future[float], Future[dict[str, float]]]]()
     fed: Floats | None = None  # q, k and v are fed the same
+    left = whole = begun(float, 1)
     for done, product in enumerate(products(checkpoint.config, weights, texts)):
         tell("measuring what errors cost", min(done, total), total)
-        cost = product.curvature / (2 * tokens)
-        if carried and product.fed is not None:
-            fed, left = product.fed, left if product.fed is fed else _left(product.fed)
-            cost *= left
-        some = weights_of(checkpoint, product.name)
-        some = some[:: -(-len(some) // _ROWS)]
-        check_fed(checkpoint, f"tensor {product.name!r}", bool(np.isfinite(cost)))
-        harm = harms[_part_of(product.name)]
-        for kind in harm:
-            harm[kind] += cost * _mean_square(some, kind, product.name)
+        if product.fed is not fed:
+            fed = product.fed
+            left = whole if fed is None or not carried else begun(_left, gram(fed))
+        found.append((product.name, product.curvature / (2 * tokens), left, begun(off, product.name)))
+    for name, cost, left, squares in found:
+        cost *= left.result()
+        check_fed(checkpoint, f"tensor {name!r}", bool(np.isfinite(cost)))
+        for kind, square in squares.result().items():
+            harms[_part_of(name)][kind] += cost * square
     tell("measuring what errors cost", total, total)
     return harms
 
 
-def _left(fed: Floats) -> float:
-    """The share of errors that carrying them leaves: the mean of 1 / U[j, j]^2 over that of H[j, j], which is 1."""
-    hessian = gram(fed)
-    if not np.isfinite(hessian).all():
-        return np.inf
-    upper = gptq.spread(hessian, _DAMPING)
-    return float(np.mean(np.diag(upper).astype(np.float64) ** -2))
+def _left(hessian: Floats) -> float:
+    """The share of errors that carrying them leaves."""
+    return gptq.left(hessian, _DAMPING) if np.isfinite(hessian).all() else np.inf
 
 
 def _mean_square(rows: Floats, kind: str, name: str) -> float:
