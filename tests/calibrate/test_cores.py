@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -52,14 +53,26 @@ def test_a_pool_is_kept_and_work_in_it_may_share_its_own(monkeypatch: pytest.Mon
     def names(parts: range) -> list[str]:
         return cores.shared(lambda _: threading.current_thread().name, parts)
 
-    with cores.a_thread_a_call(), np.errstate(over="ignore"):
-        begun = cores.begun(names, range(3))
+    with cores.a_thread_a_call():
         assert len({*names(range(5)), *names(range(5))}) == 1
-        assert len(begun.result()) == 3
-        assert cores.begun(np.exp, np.float32(1000)).result() == np.inf
-        with pytest.raises(ZeroDivisionError):
-            cores.begun(lambda part: 1 // part, 0).result()
+        within = cores.shared(names, [range(3), range(2)])
+    assert [len(each) for each in within] == [3, 2]
     assert names(range(5)) != names(range(5))
+
+
+def test_an_error_comes_when_the_others_are_done() -> None:
+    """Else they would go on beside whoever takes it, in the same arrays."""
+    done = []
+
+    def work(part: int) -> None:
+        if part == 0:
+            raise ZeroDivisionError
+        time.sleep(0.05)
+        done.append(part)
+
+    with cores.a_thread_a_call(), pytest.raises(ZeroDivisionError):
+        cores.shared(work, range(4))
+    assert sorted(done) == [1, 2, 3]
 
 
 def test_threads_of_blas_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_products_of_inputs_that_were_not_seen_are_nearer(kind: str) -> None:
     assert wrong > plain
 
 
-def test_the_triangle_is_the_inverses() -> None:
+def test_the_triangle_is_the_inverses(monkeypatch: pytest.MonkeyPatch) -> None:
     x = fed(1000, 300, 3)
     h = (x.T @ x).astype(np.float64)
     upper = gptq.spread(h.astype(np.float32), 0.1).astype(np.float64)
@@ -144,7 +144,9 @@ def test_the_triangle_is_the_inverses() -> None:
     np.testing.assert_allclose(
         upper.T @ upper @ damped, np.eye(300), atol=1e-4
     )  # U is rounded to float32, H's condition 1e3
-    assert gptq.left(h.astype(np.float32), 0.1) == pytest.approx(np.mean(np.diag(upper) ** -2), rel=1e-5)
+    for whole in (gptq._WHOLE, 100):
+        monkeypatch.setattr(gptq, "_WHOLE", whole)
+        assert gptq.left(h.astype(np.float32), 0.1) == pytest.approx(np.mean(np.diag(upper) ** -2), rel=1e-5)
 
 
 def test_inputs_that_are_nothing_and_rows_that_are_nothing() -> None:

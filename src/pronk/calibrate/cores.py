@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from importlib import import_module
@@ -25,9 +25,9 @@ Floats = NDArray[np.float32]
 Part = TypeVar("Part")
 Made = TypeVar("Made")
 
-_MOST = 512  # rows or columns of a product that are a piece of work
+_LARGEST = 512  # rows or columns of a product that are a piece of work, at most
 _COLUMNS = 256  # likewise, of a matrix times itself
-_FEWEST = 144  # likewise, of anything: smaller ones are not worth a thread
+_FEWEST = 144  # that are not cut further: a thread is not worth it
 _SMALL = 2.0**-40  # squares of what is a millionth of it are still normal numbers
 
 # OpenBLAS in numpy's own wheels, in others' builds, and MKL.
@@ -49,20 +49,9 @@ def shared(work: Callable[[Part], Made], parts: Iterable[Part]) -> list[Made]:
     if len(parts) == 1:  # to hand it over takes longer than the small products of a triangle do
         return [copy_context().run(work, parts[0])]
     with _pool() as pool:
-        made = [_begun(pool, work, part) for part in parts]
+        made = [pool.submit(copy_context().run, _outside, work, part) for part in parts]
+        wait(made)  # the others too, where one ends in an error
         return [one.result() for one in made]
-
-
-def begun(work: Callable[[Part], Made], part: Part) -> Future[Made]:
-    """What will come of it, while the caller goes on; within `a_thread_a_call`. It has its turn before what is shared
-    later, so that no more of these wait than there are threads."""
-    pool = _POOL.get()
-    assert pool
-    return _begun(pool, work, part)
-
-
-def _begun(pool: ThreadPoolExecutor, work: Callable[[Part], Made], part: Part) -> Future[Made]:
-    return pool.submit(copy_context().run, _outside, work, part)
 
 
 def _outside(work: Callable[[Part], Made], part: Part) -> Made:
@@ -75,9 +64,9 @@ def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """a @ b, of which some rows are a piece, or some columns where there are more of these."""
     out = np.empty((len(a), b.shape[1]), a.dtype)
     if len(a) >= b.shape[1]:
-        shared(lambda some: np.matmul(a[some], b, out=out[some]), _slices(len(a), min(_MOST, _piece(len(a)))))
+        shared(lambda some: np.matmul(a[some], b, out=out[some]), _slices(len(a), min(_LARGEST, _piece(len(a)))))
     else:
-        columns = _slices(b.shape[1], min(_MOST, _piece(b.shape[1])))
+        columns = _slices(b.shape[1], min(_LARGEST, _piece(b.shape[1])))
         shared(lambda some: np.matmul(a, b[:, some], out=out[:, some]), columns)
     return out
 
@@ -135,6 +124,7 @@ def a_thread_a_call() -> Iterator[None]:
                 yield
             finally:
                 _POOL.reset(token)
+                pool.shutdown(cancel_futures=True)
     finally:
         set_to(before)
 
@@ -167,6 +157,6 @@ def _piece(size: int) -> int:
 
 
 def _slices(size: int, most: int) -> list[slice]:
-    """As few as can be of so many at most, all as large as each other."""
+    """As few as can be of so many at most, and then as even as can be."""
     step = -(-size // -(-size // most)) if size else most
     return [slice(at, min(at + step, size)) for at in range(0, size, step)]

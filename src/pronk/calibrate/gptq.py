@@ -28,6 +28,7 @@ Floats = NDArray[np.float32]
 _ROWS = 64  # a piece, of which each thread takes the next
 _LARGEST = 2.0**15  # float16 has twice that
 _BASE = 64  # columns of a triangle that is inverted whole
+_WHOLE = 1024  # of one whose diagonal is found at once; LAPACK has one thread then, and Ctrl-C waits for it
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def left(hessian: Floats, damping: float) -> float:
     """The share of errors that carrying them leaves: the mean of 1 / U[j, j]^2 over that of H[j, j]. With H = R R^T and
     U = R^-1 (see `_triangle`) it takes R's diagonal alone."""
     h = _damped(hessian, damping)
-    return 1.0 if h is None else float(np.mean(np.diag(np.linalg.cholesky(h[::-1, ::-1])) ** 2))
+    return 1.0 if h is None else float(np.mean(_diagonal(h) ** 2))
 
 
 def _damped(hessian: Floats, damping: float) -> NDArray[np.float64] | None:
@@ -98,3 +99,14 @@ def _triangle(h: NDArray[np.float64]) -> NDArray[np.float64]:
     first = out[:half, :half] = _triangle(h[:half, :half] - squared(right.T))
     out[:half, half:] = -triangular(triangular(right.T, first, turned=True).T, last)
     return out
+
+
+def _diagonal(h: NDArray[np.float64]) -> NDArray[np.float64]:
+    """R's, likewise."""
+    size = len(h)
+    if size <= _WHOLE:
+        return np.diag(np.linalg.cholesky(h[::-1, ::-1]))[::-1]
+    half = size // 2
+    last = _triangle(h[half:, half:])
+    right = triangular(h[:half, half:], last, turned=True)
+    return np.concatenate((_diagonal(h[:half, :half] - squared(right.T)), 1 / np.diag(last)))

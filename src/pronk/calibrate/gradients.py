@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pronk.calibrate.cores import product, shared
-from pronk.calibrate.layers import Attention, norm, pieces
+from pronk.calibrate.layers import Attention, in_pieces, norm
 from pronk.checkpoint.tensors import EMBEDDING, HEAD
 from pronk.config import ModelConfig
 
@@ -94,7 +94,7 @@ class _Layer:
 
     def __init__(self, net: _Net, number: int, stream: Floats) -> None:
         self.net, self.prefix, self.eps = net, f"model.layers.{number}.", net.config.rms_norm_eps
-        self.stream, self.weights = stream, dict[str, Floats]()
+        self.stream, self.matrices = stream, dict[str, Floats]()
         self.first, self.second = (self._of(f"{name}_layernorm") for name in ("input", "post_attention"))
         self.fed = norm(stream, self.first, self.eps)
         self.q, self.k, self.v = (self._product(self.fed, f"self_attn.{name}_proj") for name in "qkv")
@@ -103,7 +103,7 @@ class _Layer:
         self.fed_mlp = norm(self.middle, self.second, self.eps)
         self.gate, self.up = (self._product(self.fed_mlp, f"mlp.{name}_proj") for name in ("gate", "up"))
         self.sigmoid, self.hidden = np.empty_like(self.gate), np.empty_like(self.gate)
-        shared(self._gated, pieces(len(stream)))
+        in_pieces(self._gated, len(stream))
 
     def _gated(self, some: slice) -> None:
         gate = self.gate[some]
@@ -139,13 +139,13 @@ class _Layer:
             by_gate[some] = by * self.up[some] * sigmoid * (1 + gate * (1 - sigmoid))
             by_up[some] = by * gate * sigmoid
 
-        shared(back, pieces(len(by_hidden)))
+        in_pieces(back, len(by_hidden))
         return by_gate, by_up
 
     def _of(self, module: str) -> Floats:
-        if module not in self.weights:
-            self.weights[module] = self.net._table(f"{self.prefix}{module}.weight")
-        return self.weights[module]
+        if module not in self.matrices:
+            self.matrices[module] = self.net._table(f"{self.prefix}{module}.weight")
+        return self.matrices[module]
 
     def _product(self, fed: Floats, module: str) -> Floats:
         given: Floats = product(fed, self._of(module).T)
@@ -180,5 +180,5 @@ def _through_norm(gradient: Floats, x: Floats, weight: Floats, eps: float) -> Fl
         along = np.einsum("tc,tc->t", by, part)[:, None] / (np.float32(x.shape[1]) * length * length)
         out[some] = (by - part * along) / length
 
-    shared(back, pieces(len(x)))
+    in_pieces(back, len(x))
     return out

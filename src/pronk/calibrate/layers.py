@@ -7,7 +7,7 @@ memory is a layer, and what its products are fed for all of the text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ def norm(x: Floats, weight: Floats, eps: float) -> Floats:
         mean = np.einsum("tc,tc->t", part, part)[:, None] / np.float32(x.shape[1])
         out[some] = part / np.sqrt(mean + np.float32(eps)) * weight
 
-    shared(piece, pieces(len(x)))
+    in_pieces(piece, len(x))
     return out
 
 
@@ -44,12 +44,13 @@ def gated(gate: Floats, up: Floats) -> Floats:
             part /= 1 + np.exp(-part)
         part *= up[some]
 
-    shared(piece, pieces(len(gate)))
+    in_pieces(piece, len(gate))
     return gate
 
 
-def pieces(tokens: int) -> list[slice]:
-    return [slice(at, at + _TOKENS) for at in range(0, tokens, _TOKENS)]
+def in_pieces(work: Callable[[slice], None], tokens: int) -> None:
+    """Elementwise work, on some tokens at a time."""
+    shared(work, [slice(at, at + _TOKENS) for at in range(0, tokens, _TOKENS)])
 
 
 class Attention:

@@ -15,8 +15,8 @@ steps for which there is room after all are taken back. It begins with F16, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pronk.calibrate import CTX, gptq, packing
 from pronk.calibrate.calibrated import check_fed, codes, weights_of, windows
-from pronk.calibrate.cores import a_thread_a_call, begun, gram
+from pronk.calibrate.cores import a_thread_a_call, gram, shared
 from pronk.calibrate.gradients import products
 from pronk.calibrate.grids import RULES
 from pronk.calibrate.knapsack import Part, Step, in_order
@@ -165,41 +165,39 @@ def _aligned(shape: tuple[int, ...], kind: str) -> int:
 def _harms(
     checkpoint: Checkpoint, parts: Sequence[Part], texts: list[Sequence[int]], carried: bool, progress: Progress | None
 ) -> dict[str, dict[str, float]]:
-    """Of each part in each of its types but WIDE, alone. What does not need the gradients is found beside them."""
+    """Of each part in each of its types but WIDE, alone."""
     harms = {part.name: {kind: 0.0 for kind in part.nbytes if kind != WIDE} for part in parts}
     tell, tokens = progress or (lambda *_: None), sum(map(len, texts))
 
     def weights(name: str) -> Floats | None:
         return weights_of(checkpoint, name) if name in checkpoint.tensors else None
 
-    def off(name: str) -> dict[str, float]:
-        some = weights_of(checkpoint, name)
-        some = some[:: -(-len(some) // _ROWS)]
-        return {kind: _mean_square(some, kind, name) for kind in harms[_part_of(name)]}
-
-    total, found = len(_matrices(checkpoint)), list[tuple[str, float, Future[float], Future[dict[str, float]]]]()
+    total = len(_matrices(checkpoint))
+    left = 1.0
     fed: Floats | None = None  # q, k and v are fed the same
-    left = whole = begun(float, 1)
     for done, product in enumerate(products(checkpoint.config, weights, texts)):
         tell("measuring what errors cost", min(done, total), total)
-        if product.fed is not fed:
-            fed = product.fed
-            left = whole if fed is None or not carried else begun(_left, gram(fed))
-        found.append((product.name, product.curvature / (2 * tokens), left, begun(off, product.name)))
-    for name, cost, left, squares in found:
-        cost *= left.result()
-        check_fed(checkpoint, f"tensor {name!r}", bool(np.isfinite(cost)))
-        for kind, square in squares.result().items():
-            harms[_part_of(name)][kind] += cost * square
+        cost = product.curvature / (2 * tokens)
+        if carried and product.fed is not None:
+            fed, left = product.fed, left if product.fed is fed else _left(product.fed)
+            cost *= left
+        check_fed(checkpoint, f"tensor {product.name!r}", bool(np.isfinite(cost)))
+        some = weights_of(checkpoint, product.name)
+        some = some[:: -(-len(some) // _ROWS)]
+        harm = harms[_part_of(product.name)]
+        for kind, square in shared(partial(_rounded, some, product.name), harm):
+            harm[kind] += cost * square
     tell("measuring what errors cost", total, total)
     return harms
 
 
-def _left(hessian: Floats) -> float:
+def _left(fed: Floats) -> float:
     """The share of errors that carrying them leaves."""
+    hessian = gram(fed)
     return gptq.left(hessian, _DAMPING) if np.isfinite(hessian).all() else np.inf
 
 
-def _mean_square(rows: Floats, kind: str, name: str) -> float:
+def _rounded(rows: Floats, name: str, kind: str) -> tuple[str, float]:
+    """The mean square of what a type puts these rows off by."""
     made = gguf_blocks.decode(kind, packing.blocks(codes(rows, None, kind, name)))
-    return float(np.square(rows - made, dtype=np.float64).mean())
+    return kind, float(np.square(rows - made, dtype=np.float64).mean())
