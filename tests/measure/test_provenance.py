@@ -51,8 +51,10 @@ def test_every_json_says_what_its_figures_come_from(model: str, text: str, tmp_p
     run("compare", model, "--to", "q8", "-o", str(tmp_path / "out"), "--windows", "1", "--rounds", "1", "--prefill",
         "8", "--decode-tokens", "2", *CPU)  # fmt: skip
     report = json.loads((tmp_path / "out" / "report.json").read_text())
+    written = run("quantize", model, str(tmp_path / "q8.gguf"), "--to", "q8", "-f", text, "--json")
+    quantized = json.loads(written)["provenance"]
     (weights,) = Path(model).glob("*.safetensors")
-    for found in (one, both["reference"], both["own"], verified, outliers, report["provenance"]):
+    for found in (one, both["reference"], both["own"], verified, outliers, quantized, report["provenance"]):
         assert found["pronk"] == pronk.__version__
         assert found["command"].startswith("pronk")
         assert found["model_sha256"][weights.name] == hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -60,8 +62,11 @@ def test_every_json_says_what_its_figures_come_from(model: str, text: str, tmp_p
         assert found["versions"]["torch"] == torch.__version__
         assert found["versions"]["compiler"] == compiler()
         assert found["machine"]["cpu"]
-    assert one["text_sha256"] == both["own"]["text_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest()
-    for found in (one, both["own"], report["provenance"]):
+    for found in (one, both["own"], verified, quantized):
+        assert found["text_sha256"] == hashlib.sha256(TEXT.encode()).hexdigest()
+    assert quantized["machine"]["threads"]
+    assert quantized["machine"]["isa"]
+    for found in (one, both["own"], verified, report["provenance"]):
         assert (found["machine"]["threads"], bool(found["machine"]["isa"])) == (1, True)
     page = (tmp_path / "out" / "REPORT.md").read_text()
     assert report["provenance"]["model_sha256"][weights.name] in page
@@ -136,7 +141,10 @@ def test_the_page_names_every_key(model: str, text: str) -> None:
     window = ["-f", text, "--ctx", "64", "--json", *CPU]
     one = json.loads(run("perplexity", model, model, *window))["models"][1]
     two = json.loads(run("divergence", model, "--quantize", "q8", *window))
+    sized = [model, f"{model}.gguf", "--max-size", "9bpw", "--overwrite", "--calibrate", "--self-written", "0"]
+    three = json.loads(run("quantize", *sized, "--json"))
     keys = {*one, *one["per_window"], *one["beside_first"], *one["provenance"], *one["provenance"]["machine"], *two}
+    keys |= {*three, *three["calibration"], *three["choice"], *three["choice"]["parts"][0]}
     keys |= {*two["divergence"], *two["divergence"]["per_window"], *two["divergence"]["perplexity"], *two["own_floor"]}
     assert {key for key in keys if f"`{key}`" not in page} == set()
     example = page.split("```python")[1].split("```")[0].replace('"smollm2:135m"', f'"{model}", threads=1')

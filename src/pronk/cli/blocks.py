@@ -173,8 +173,8 @@ def check_size(limit: Limit, src: str, checkpoint: Checkpoint, vocabulary: Vocab
     if whole > most:
         enough = math.ceil(100 * 8 * tensors / weights) / 100
         raise BadRequest(
-            f"--max-size {limit.said}: {src} takes {whole} bytes at least ({enough:.2f}bpw); allow that, or choose a "
-            "smaller model"
+            f"--max-size {limit.said}{'' if limit.unit else ' bytes'}: {src} takes {whole} bytes at least "
+            f"({enough:.2f}bpw); allow that, or choose a smaller model"
         )
     return most, most - whole + matrices
 

@@ -97,7 +97,9 @@ def command(
     if per_window:
         measuring.write_windows(per_window, [(which, found[which]["per_window"]) for which in found])
     if as_json:
-        origins = [provenance(llm.checkpoint, text, console.command(), llm) for llm in (one, other)]
+        origins = [
+            provenance(llm.checkpoint, text, console.command(), llm.backend.conditions()) for llm in (one, other)
+        ]
         console.write_json({**result, "provenance": dict(zip(("reference", "own"), origins, strict=True))})
     else:
         console.write(_as_text(result) + "\n")

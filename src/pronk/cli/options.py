@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
@@ -279,7 +279,9 @@ def load_model(model: str, loading: dict[str, Any]) -> LLM:
     return llm
 
 
-def origin(model: str, loading: dict[str, Any], text: str | None) -> dict[str, Any]:
+def origin(
+    model: str, loading: dict[str, Any], text: str | None, ran: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """pronk.measure.machine.provenance of figures of a model that nobody holds any more."""
     from pronk import checkpoint
     from pronk.checkpoint.hub import resolve as hub
@@ -287,7 +289,7 @@ def origin(model: str, loading: dict[str, Any], text: str | None) -> dict[str, A
     from pronk.measure.machine import provenance
 
     opened = checkpoint.open(hub.resolve(model, revision=loading.get("revision")))
-    return provenance(opened, text, console.command())
+    return provenance(opened, text, console.command(), ran)
 
 
 def sampling_params(fields: dict[str, Any]) -> SamplingParams:

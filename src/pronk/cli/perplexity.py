@@ -66,7 +66,8 @@ def command(
         with progress.shown(unit=progress.of_tokens) as advance:
             found = perplexity(llm, ids, ctx=ctx, stride=stride, count=windows or None, progress=advance)
         measuring.note_fewer(found["windows"])
-        origin = {"provenance": provenance(llm.checkpoint, text, console.command(), llm)} if as_json else {}
+        ran = llm.backend.conditions()
+        origin = {"provenance": provenance(llm.checkpoint, text, console.command(), ran)} if as_json else {}
         results.append({**described(llm), "text": name, "tokens": len(ids), **found, **origin})
         del llm  # before the next is loaded
     for result in results[1:]:

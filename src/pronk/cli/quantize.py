@@ -261,7 +261,14 @@ def command(
     elif container == "gguf" and not (to in FORMATS and FORMATS[to].codes is None):
         blocks.tell_of_short_rows(checkpoint, GROUP, "8 and 4 bits have", {})
     receipt |= {"to": to, "text": None if ids is None else text_name, "choice": choice}
-    console.write_json(receipt) if as_json else console.write(_as_text(receipt) + "\n")
+    if as_json:
+        from pronk.measure.machine import provenance
+
+        read = None if ids is None else text
+        found = provenance(checkpoint, read, console.command(), receipt.pop("ran"))
+        console.write_json(receipt | {"provenance": found})
+    else:
+        console.write(_as_text(receipt) + "\n")
 
 
 def _untouched(src: str, checkpoint: Checkpoint, base: str, *, named: bool) -> Checkpoint | None:

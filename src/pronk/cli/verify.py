@@ -76,7 +76,7 @@ def command(
     if max_tokens == 1 and not wrongly:
         raise click.UsageError("verification needs at least 2 tokens; give -n 2 or more")
     text = None if file is None else text_files.read_file(file)
-    loading["adapter"] = adapter
+    loading["adapter"], ran = adapter, None
     if wrongly:
         result = _mistakes(model, [*prompts, *([] if text is None else [text])], max_tokens, loading)
     elif training:
@@ -85,10 +85,11 @@ def command(
         from pronk.measure.verify import verify
 
         llm = options.load_model(model, {**loading, "merge_adapter": merge_adapter})
+        ran = llm.backend.conditions()
         with progress.shown(unit=progress.of_tokens) as advance:
             result = verify(llm, text, max_tokens or _MAX_TOKENS, progress=advance)
     if as_json:
-        console.write_json({**result, "provenance": options.origin(model, loading, text)})
+        console.write_json({**result, "provenance": options.origin(model, loading, text, ran)})
     else:
         console.write((_mistakes_as_text if wrongly else _as_text)(result) + "\n")
     if result.get("verdict") == "bug":

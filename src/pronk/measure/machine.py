@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata, util
@@ -20,11 +21,14 @@ from pronk.errors import BadFile, os_problem
 from pronk.llm import LLM
 
 
-def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM | None = None) -> dict[str, Any]:
+def provenance(
+    checkpoint: Checkpoint, text: str | None, command: str, ran: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What figures of a model on a text come from, as every JSON of measurements has it under this name.
 
     Keys: pronk, its version; commit, of the checkout that it runs from, with "+" where files differ from it (None:
-    from none); command; made; machine (see `machine`; of `llm` its threads and instruction set as well); versions of
+    from none); command; made; machine (see `machine`; and the threads and the instruction set of what `ran`, as a
+    Backend's `conditions` says them); versions of
     numpy, torch (None: not installed) and the compiler of the kernels; model_sha256, of each file by its name; and
     text_sha256, of the text in UTF-8. Raises BadFile where a file cannot be read.
     """
@@ -33,7 +37,7 @@ def provenance(checkpoint: Checkpoint, text: str | None, command: str, llm: LLM 
         "commit": commit(Path(__file__).parent),
         "command": command,
         "made": now(),
-        "machine": {**machine(), **(llm.backend.conditions() if llm else {"threads": None, "isa": None})},
+        "machine": {**machine(), **(ran or {"threads": None, "isa": None})},
         "versions": {"numpy": _version("numpy"), "torch": _version("torch"), "compiler": compiler()},
         "model_sha256": {path.name: _sha256(path) for path in sorted(checkpoint.files)},
         "text_sha256": None if text is None else hashlib.sha256(text.encode()).hexdigest(),

@@ -46,10 +46,10 @@ def receipt(
     ids: None where there is no tokenizer. `load` loads one of these models, with its weights in a format (None: as they
     are).
 
-    Keys: reference (the source's format); format, quantization and bytes {before, after} of what was written;
-    divergence; plain, that of `plain`, None without; learned, None without a base: the divergence of the untouched
-    base, the noise_floor of the source's (a mean KLD), and lost, a share (None where the text shows nothing of what was
-    learned). Raises NotEnoughMemory.
+    Keys: reference (the source's format); format, quantization and bytes {before, after} of what was written; ran, the
+    conditions under which it did; divergence; plain, that of `plain`, None without; learned, None without a base: the
+    divergence of the untouched base, the noise_floor of the source's (a mean KLD), and lost, a share (None where the
+    text shows nothing of what was learned). Raises NotEnoughMemory.
     """
     reference = "f32"
     try:
@@ -63,7 +63,7 @@ def receipt(
     untouched = yardstick.divergence(load("base", base, reference), progress) if base else None
     after = load("written", written, None)
     found = yardstick.divergence(after, progress)
-    made = after.checkpoint
+    made, ran = after.checkpoint, after.backend.conditions()
     del after
     beside = yardstick.divergence(load("plain", plain, None), progress) if plain else None
     return {
@@ -71,6 +71,7 @@ def receipt(
         "format": made.format,
         "quantization": made.quantization,
         "bytes": {"before": _nbytes(source), "after": _nbytes(made)},
+        "ran": ran,
         "divergence": _kept(found),
         "plain": beside and _kept(beside),
         "learned": untouched and {
